@@ -99,7 +99,7 @@ class Declaration:
                 f"There is no column {timestamp!r} to take transaction ids from; nothing was changed",
                 advice=f"There are: {', '.join(one.name for one in schema.fields)}",
             )
-        if column is not None and (column.type not in (TIMESTAMP, LONG, DATE) or not column.required):
+        if column is not None and not _gives_times(schema, column.id):
             raise InvalidSchemaError(
                 f"Column {column.name} cannot give transaction ids: it is {column.type}"
                 f"{'' if column.required else ' and may be null'}; nothing was changed",
@@ -208,11 +208,15 @@ class Declaration:
             raise _corrupt_error(path, "its numbers are not numbers")
         try:
             schemas = tuple(schema_from_json(one) for one in listed) if isinstance(listed, list) else ()
+            for schema in schemas:
+                _check_defaults(schema)
             format_ = RecordFormat(found["format"])
         except (InvalidSchemaError, ValueError) as error:
             raise _corrupt_error(path, str(error)) from error
         if not schemas or [one.id for one in schemas] != list(range(len(schemas))) or not isinstance(strict, bool):
             raise _corrupt_error(path, "its schemas are not numbered from 0")
+        if timestamp_id is not None and not all(_gives_times(one, timestamp_id) for one in schemas):
+            raise _corrupt_error(path, "the column of transaction ids cannot give them")
         confluent = found["confluent"]
         if not isinstance(confluent, dict) or not all(number.isdecimal() for number in confluent):
             raise _corrupt_error(path, "its schemas of a registry have no numbers")
@@ -225,13 +229,8 @@ class Declaration:
 
 def _check_columns(schema: Schema) -> None:
     """Raise InvalidSchemaError for what a schema may have, and a log's may not."""
-    # Imported here: `dlspark.errors` names an error of this module, and is imported without Arrow.
-    from dlspark.tables.json_decoding import value_of_default
-
     check_schema(schema)
-    for one in walk(schema.fields):
-        if one.default is not None:
-            value_of_default(one)
+    _check_defaults(schema)
     for one in schema.fields:
         if one.name.casefold() in RESERVED:
             raise InvalidSchemaError(
@@ -239,6 +238,20 @@ def _check_columns(schema: Schema) -> None:
                 "nothing was changed",
                 advice="Take another name",
             )
+
+
+def _check_defaults(schema: Schema) -> None:
+    with_defaults = [one for one in walk(schema.fields) if one.default is not None]
+    if with_defaults:
+        from dlspark.tables.json_decoding import value_of_default  # Arrow is loaded for it: not by who has none
+
+        for one in with_defaults:
+            value_of_default(one)
+
+
+def _gives_times(schema: Schema, id_: int) -> bool:
+    """Return whether a field is a column that can give transaction ids."""
+    return any(one.id == id_ and one.required and one.type in (TIMESTAMP, LONG, DATE) for one in schema.fields)
 
 
 def _corrupt_error(path: str, what: str) -> CorruptDataError:

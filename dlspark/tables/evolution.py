@@ -7,7 +7,7 @@
 | rename | a name that is free; the id stays |
 | move | among its siblings |
 | widen | `int` to `long`, `float` to `double`, a decimal to more digits with the same scale |
-| require less | a required column may become optional, never the other way: rows without a value are there |
+| require less | a required column, but for the one that gives the transaction id; never the other way |
 | document | any comment |
 
 A JSON record says its columns by name. So a name that another field of the same parent had stays taken for good
@@ -181,6 +181,12 @@ def _applied(
             return fields[:at] + fields[at + 1 :]
         if isinstance(change, MoveColumn):
             return _placed(fields[:at] + fields[at + 1 :], one, change.place, change.path)
+        if isinstance(change, AllowNull) and one.id == timestamp_id:
+            raise EvolutionError(
+                f"Column {'.'.join(change.path)} gives each record its transaction id, and cannot be null; nothing was "
+                "changed",
+                advice="Keep it NOT NULL: a record without a time would have no transaction id",
+            )
         if isinstance(change, RenameColumn):
             _check_free((*change.path[:-1], change.name), fields, parent, taken, one.id)
         return (*fields[:at], _changed(one, change), *fields[at + 1 :])

@@ -102,6 +102,7 @@ def test_each_change_makes_a_version_that_keeps_ids() -> None:
         (AddColumn(("id", "part"), INT), "id.part is part of int"),
         (DropColumn(("gone",)), "There are: id, price"),
         (DropColumn(("at",)), "transaction id"),
+        (AllowNull(("at",)), "gives each record its transaction id, and cannot be null"),
         (DropColumn(("tags", "element")), "is the last one"),
         (DropColumn(("m", "value")), "has no other fields"),
         (RenameColumn(("id",), "PRICE"), "There is a column"),
@@ -182,6 +183,9 @@ def test_the_column_of_transaction_ids_is_a_required_time() -> None:
         {"highest-id": 3},
         {"highest-id": "12"},
         {"timestamp-id": "3"},
+        {"timestamp-id": 1},
+        {"timestamp-id": 5},
+        {"timestamp-id": 99},
         {"strict": 1},
         {"schemas": []},
         {"schemas": [{"type": "struct", "schema-id": 1, "fields": []}]},
@@ -191,6 +195,10 @@ def test_a_declaration_that_cannot_be_used_is_refused_and_never_read_in_part(cha
     data = json.dumps({**json.loads(declared().encode()), **change}).encode()
     with pytest.raises(CorruptDataError, match="declares"):
         Declaration.decode(data, "/p")
+    columns = [{"id": 1, "name": "n", "required": False, "type": "int", "initial-default": "x", "write-default": "x"}]
+    bad = {"schemas": [{"type": "struct", "schema-id": 0, "fields": columns}], "timestamp-id": None}
+    with pytest.raises(CorruptDataError, match="The default of column n does not fit"):
+        Declaration.decode(json.dumps({**json.loads(declared().encode()), **bad}).encode(), "/p")
     for other in (b"", b"\xff", b"[" * 100_000, b"[]"):
         with pytest.raises(CorruptDataError):
             Declaration.decode(other, "/p")
