@@ -38,6 +38,7 @@ from dlspark.tables.resolution import (
     DecodedRows,
     MisfitError,
     Names,
+    has_key_twice,
     missing_error,
     name_of,
     other_names,
@@ -306,7 +307,10 @@ class _ArrowResolver:
         key = self._field(type_.key, entries.keys.slice(first, size), None, f"{path}.key")
         value = self._field(type_.value, entries.items.slice(first, size), None, f"{path}.value")
         lengths = pc.subtract(found.offsets[1:], found.offsets[:-1]) if len(found) else pa.array([], pa.int32())
-        offsets = _offsets(pc.if_else(found.is_valid(), lengths, 0))
+        lengths = pc.if_else(found.is_valid(), lengths, 0)
+        if has_key_twice(lengths, key):
+            raise MisfitError(f"column {path} has a key twice")
+        offsets = _offsets(lengths)
         return pa.MapArray.from_arrays(offsets, key, value, type=arrow_type(type_), mask=found.is_null())
 
 

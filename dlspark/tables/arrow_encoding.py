@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from dlspark.tables.arrow_types import arrow_schema, arrow_type
 from dlspark.tables.errors import RowRefusedError
-from dlspark.tables.resolution import outside_years
+from dlspark.tables.resolution import has_key_twice, outside_years
 from dlspark.tables.types import (
     BINARY,
     BOOLEAN,
@@ -149,6 +149,10 @@ def _map(type_: MapOf, column: pa.Array, bitmap: pa.Buffer | None, path: str) ->
     size = entries.offsets[-1].as_py() - first if len(entries) else 0
     key = _column(type_.key, entries.keys.slice(first, size), None, f"{path}.key")
     value = _column(type_.value, entries.items.slice(first, size), None, f"{path}.value")
+    if has_key_twice(lengths, key):
+        raise RowRefusedError(
+            f"Column {path} has a map with a key twice; nothing was written", advice="Keep one of its values"
+        )
     pairs = pa.Array.from_buffers(pa.struct([made.key_field, made.item_field]), size, [None], children=[key, value])
     return pa.Array.from_buffers(made, len(column), [bitmap, _offsets(lengths)], children=[pairs])
 

@@ -247,6 +247,13 @@ def _missing(one: Field, count: int) -> pa.Array:
 def _fitting(one: Field, column: pa.Array) -> pa.Array:
     """Return a caller's column in the type of its field, each value as it is."""
     made = arrow_type(one.type)
+    try:
+        column.validate(full=True)  # Spark's strings, and columns made of buffers, may hold bytes that are not UTF-8
+    except pa.ArrowInvalid as error:
+        raise RowRefusedError(
+            f"Column {one.name} has a value that is not {one.type}: {error}; nothing was written",
+            advice="Correct it; texts are UTF-8, and other bytes are of type binary",
+        ) from error
     if column.type == made:
         return column
     if pa.types.is_null(column.type):

@@ -32,6 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlspark.tables.errors import RowRefusedError
+from dlspark.tables.resolution import has_key_twice
 from dlspark.tables.types import (
     BINARY,
     BOOLEAN,
@@ -131,11 +132,7 @@ def _joined(column: pa.Array, texts: pa.Array, opening: str, closing: str) -> pa
 
 def _check_keys(maps: pa.MapArray, names: pa.Array, path: str) -> None:
     """Raise RowRefusedError for a map with a key twice: of two members of a name readers take one."""
-    lengths = _map_lengths(maps)
-    if not len(names) or pc.max(lengths).as_py() < 2:
-        return
-    rows = pc.list_parent_indices(_lists(lengths, names))
-    if pa.table([rows, names], ["row", "name"]).group_by(["row", "name"]).aggregate([]).num_rows < len(names):
+    if has_key_twice(_map_lengths(maps), names):
         raise RowRefusedError(
             f"Column {path} has a map with a key twice; nothing was written", advice="Keep one of its values"
         )

@@ -66,6 +66,18 @@ def name_of(one: Field, siblings: Sequence[Field], written: Mapping[str, str], f
     return next((written[name] for name in names if name in written), None)
 
 
+def has_key_twice(lengths: pa.Array, keys: pa.Array) -> bool:
+    """Return whether one of several maps has a key twice: `lengths` of the maps, and the keys of all, in order."""
+    if not len(keys) or pc.max(lengths).as_py() < 2:
+        return False
+    ends = pc.cumulative_sum(lengths.cast(pa.int64()))
+    offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
+    maps = pc.list_parent_indices(pa.LargeListArray.from_arrays(offsets, keys))
+    if pa.types.is_nested(keys.type):
+        keys = pa.array([repr(one) for one in keys.to_pylist()], pa.large_string())  # Arrow does not group by these
+    return bool(pa.table([maps, keys], ["map", "key"]).group_by(["map", "key"]).aggregate([]).num_rows < len(keys))
+
+
 def outside_years(type_: Type, column: pa.Array) -> bool:
     """Return whether a column of dates or times has one outside of the years 1 to 9999."""
     ends = pc.min_max(column.cast(pa.int32() if type_ == DATE else pa.int64())).as_py()

@@ -178,3 +178,21 @@ def test_runs_are_rows() -> None:
         declaration = Declaration.of(format_, columns)
         payloads = RecordEncoder(declaration).encode(pa.record_batch({"c": runs})).payloads
         assert RecordDecoder(declaration).decode(payloads).rows.column("c").to_pylist() == ["a", "a", None]
+
+
+def test_bytes_that_are_no_text_and_keys_that_are_there_twice_are_refused_in_each_format() -> None:
+    bad = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xffA")])
+    maps = pa.map_(pa.string(), pa.int32())
+    columns = pa.schema([("text", pa.string()), ("parts", pa.struct([("text", pa.string())])), ("by", maps)])
+    for format_ in RecordFormat:
+        encoder = RecordEncoder(Declaration.of(format_, schema_from_arrow(columns)))
+        with pytest.raises(RowRefusedError, match="text has a value that is not string"):
+            encoder.encode(pa.record_batch({"text": bad}))
+        with pytest.raises(RowRefusedError, match="parts has a value that is not struct"):
+            encoder.encode(pa.record_batch({"parts": pa.StructArray.from_arrays([bad], ["text"])}))
+        twice = pa.array([[("a", 1)], [("a", 1), ("b", 2), ("a", 3)]], maps)
+        with pytest.raises(RowRefusedError, match="by has a map with a key twice"):
+            encoder.encode(pa.record_batch({"by": twice}))
+        good = pa.record_batch({"by": pa.array([[("a", 1)], None, [("a", 1), ("b", 2)]], maps)})
+        found = RecordDecoder(encoder.declaration).decode(encoder.encode(good).payloads)
+        assert found.rows.column("by").to_pylist() == [[("a", 1)], None, [("a", 1), ("b", 2)]]
