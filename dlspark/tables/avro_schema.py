@@ -40,6 +40,7 @@ from dlspark.tables.types import (
     INT,
     LONG,
     MAX_DEPTH,
+    MAX_FIELDS,
     STRING,
     TIMESTAMP,
     TIMESTAMP_NTZ,
@@ -216,6 +217,7 @@ class _AvroReader:
         self._named: dict[str, Mapping[str, object]] = {}
         self._names: dict[int, str] = {}
         self._milliseconds: set[int] = set()
+        self._fields = 0
 
     def whole(self, avro: object) -> WrittenSchema:
         """Return the schema of a record."""
@@ -234,6 +236,9 @@ class _AvroReader:
         return said
 
     def _field(self, found: object, space: str, depth: int) -> Field:
+        self._fields += 1
+        if self._fields > MAX_FIELDS:  # few named types, each with two fields of the one before, would be any number
+            raise InvalidSchemaError(f"Avro's schema has more than {MAX_FIELDS} fields", advice="Read fewer of them")
         if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
             raise _unfit_error(found)
         name, shown_name, doc = found["name"], found.get(_NAME), found.get("doc")

@@ -218,6 +218,16 @@ def test_what_no_table_can_have_is_refused(avro: object) -> None:
         schema_from_avro(avro)
 
 
+def test_named_types_are_not_unfolded_without_end() -> None:
+    """Of fourteen, each with two fields of the one before, there are 24,574 fields; of thirty, a thousand million."""
+    avro: dict[str, object] = {"type": "record", "name": "r0", "fields": [{"name": "a", "type": "int"}]}
+    for number in range(1, 14):
+        fields = [{"name": "a", "type": avro}, {"name": "b", "type": f"r{number - 1}"}]
+        avro = {"type": "record", "name": f"r{number}", "fields": fields}
+    with pytest.raises(InvalidSchemaError, match="more than 4096 fields"):
+        schema_from_avro(avro)
+
+
 # ---------------------------------------------------------------------- there and back
 
 
