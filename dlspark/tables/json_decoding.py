@@ -74,7 +74,7 @@ _NOT_A_LINE: Final = r"[\r\n]|\}[ \t]*null"
 _WIDE_SCALE: Final = r"|[:\[,\" \t][+-]?[0-9.]*[0-9.][eE](?:-(?:39|[4-9][0-9])|[+-]?[0-9]{3,})[\]},\" \t]"
 """Decimals that may have more than 76 digits behind the point, by their exponents: to multiply them, Arrow's reader
 looks behind the end of a table, and 1e-1000000000 takes the process down (seen with 26.0.1)."""
-_NUMBER: Final = re.compile(r"([+-]?)0*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)((?:[eE][+-]?[0-9]+)?)")
+_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 MAX_NESTED: Final = 200
 """How far objects and arrays of a record may be nested, in members that no column has too. Python's parser and Arrow's
 have limits of their own, and Python's depends on who calls it."""
@@ -411,9 +411,14 @@ class _Members:
 
     def __init__(self, pairs: list[tuple[str, object]]) -> None:
         self.pairs = pairs
+        self._last = dict(pairs)
 
     def named(self, name: str) -> list[object]:
         """Return the values under a name."""
+        if name not in self._last:
+            return []
+        if len(self._last) == len(self.pairs):
+            return [self._last[name]]
         return [value for key, value in self.pairs if key == name]
 
 
@@ -484,9 +489,11 @@ def _whole(type_: Type, text: str) -> int:
 
 
 def _digits(type_: Decimal, text: str) -> Number:
+    sign = text[:1] if text.startswith(("+", "-")) else ""
+    digits = text[len(sign) :].lstrip("0")
+    plain = f"{sign}{'0' if len(sign) + len(digits) < len(text) else ''}{digits}"
     # Python's numbers may have underscores, spaces around them, and digits of any script; Arrow's may not.
-    found = _NUMBER.fullmatch(text)
-    if found is None or len(plain := "".join(found.groups())) > MAX_NUMBER:
+    if len(plain) > MAX_NUMBER or _NUMBER.fullmatch(plain) is None:
         raise ValueError(text)
     value = Number(plain)
     made = value.quantize(Number(1).scaleb(-type_.scale), context=_WIDE)
