@@ -29,7 +29,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlspark.tables.arrow_encoding import MAX_ROWS
+from dlspark.tables.arrow_encoding import DECLARATION, MAX_ROWS
 from dlspark.tables.arrow_types import FIELD_ID, arrow_schema, arrow_type, schema_from_arrow
 from dlspark.tables.declaration import Declaration
 from dlspark.tables.evolution import widened
@@ -78,6 +78,7 @@ class ArrowReader:
     def __init__(self, declaration: Declaration, target: Schema | None = None) -> None:
         target = target or declaration.current
         self._fields = target.fields
+        self._declaration = declaration.id.encode()
         self._names = other_names(declaration.schemas, target)
         self._loose = pa.schema([one.with_nullable(True) for one in arrow_schema(target)])
 
@@ -103,7 +104,10 @@ class ArrowReader:
         try:
             found = read_batch(payload)
             fields = list(found.schema)
-            resolver = _ArrowResolver(self._names, by_ids=all(map(_has_ids, fields)))
+            # Ids are of one declaration: another one of the log, or another log's, gave them to other fields.
+            said = (found.schema.metadata or {}).get(DECLARATION, b"")
+            ours = said == self._declaration and all(map(_has_ids, fields))
+            resolver = _ArrowResolver(self._names, by_ids=ours)
             columns = resolver.fields(self._fields, fields, found.columns, None, found.num_rows, "")
             return pa.RecordBatch.from_arrays(columns, schema=self._loose)
         except MisfitError:

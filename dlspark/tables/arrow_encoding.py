@@ -1,7 +1,8 @@
 """Rows as Arrow records: a record is an Arrow IPC stream of one batch, and holds many rows.
 
-The stream has the log's schema, with each field's id in its metadata (`PARQUET:field_id`), and nothing is compressed or
-kept in dictionaries. So any reader of Arrow reads a record alone.
+The stream has the log's schema, with each field's id in its metadata (`PARQUET:field_id`) and the declaration's own id
+in the schema's (`dlspark:declaration`); and nothing is compressed or kept in dictionaries. So any reader of Arrow reads
+a record alone.
 
 Arrow lets one and the same array lie in memory in many ways: with bytes under what is null, with a bitmap that says
 that nothing is null, as a slice of another one. Here each has one: zeros under nulls, a bitmap only where a column may
@@ -19,7 +20,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlspark.tables.arrow_types import arrow_schema, arrow_type
+from dlspark.tables.arrow_types import all_nullable, arrow_schema, arrow_type
 from dlspark.tables.errors import RowRefusedError
 from dlspark.tables.resolution import has_key_twice, outside_years
 from dlspark.tables.types import (
@@ -39,6 +40,8 @@ from dlspark.tables.types import (
     Type,
 )
 
+DECLARATION: Final = b"dlspark:declaration"
+"""Key of a schema's metadata under which a record says the declaration that its ids of fields are of."""
 ENCODER: Final = 1
 """The version of what is written here."""
 MAX_ROWS: Final = 1_000_000
@@ -48,27 +51,35 @@ _OPTIONS: Final = pa.ipc.IpcWriteOptions(
 )
 
 
-def encode_rows(rows: pa.RecordBatch, schema: Schema, *, max_bytes: int | None = None) -> pa.Array:
+def encode_rows(
+    rows: pa.RecordBatch, schema: Schema, declaration: str = "", *, max_bytes: int | None = None
+) -> pa.Array:
     """Return the payloads of records that hold these rows, in their order: a large_binary array without nulls.
 
-    `rows` has the columns of the schema, in any order, with its types or dictionaries of them. One record holds them
-    all, or, where that would have more than `max_bytes` or MAX_ROWS, two hold half of them each, and so on; a single
-    row may have more bytes. No rows are no record. Raises RowRefusedError for a row without a value of a required
-    column, or with a time that no record can say; it names the column.
+    `declaration` is the id of what declares the schema. `rows` has the columns of the schema, in any order, with its
+    types or dictionaries of them. One record holds them all, or, where that would have more than `max_bytes` or
+    MAX_ROWS, two hold half of them each, and so on; a single row may have more bytes. No rows are no record. Raises
+    RowRefusedError for a row without a value of a required column, or with a time that no record can say; it names the
+    column.
     """
-    return encode_sized(rows, schema, max_bytes=max_bytes)[0]
+    return encode_sized(rows, schema, declaration, max_bytes=max_bytes)[0]
 
 
-def encode_sized(rows: pa.RecordBatch, schema: Schema, *, max_bytes: int | None = None) -> tuple[pa.Array, list[int]]:
+def encode_sized(
+    rows: pa.RecordBatch, schema: Schema, declaration: str = "", *, max_bytes: int | None = None
+) -> tuple[pa.Array, list[int]]:
     """Return the payloads as `encode_rows`, and how many rows each record holds."""
-    records = _records(rows, schema, max_bytes) if len(rows) else []
+    arrow = arrow_schema(schema)
+    if declaration:
+        arrow = arrow.with_metadata({DECLARATION: declaration.encode()})
+    records = _records(rows, schema, arrow, max_bytes) if len(rows) else []
     return pa.array([payload for payload, _ in records], pa.large_binary()), [count for _, count in records]
 
 
-def _records(given: pa.RecordBatch, schema: Schema, max_bytes: int | None) -> list[tuple[bytes, int]]:
+def _records(given: pa.RecordBatch, schema: Schema, arrow: pa.Schema, max_bytes: int | None) -> list[tuple[bytes, int]]:
     """Return the records of rows, one of them or more, and how many rows each holds."""
     columns = [_column(one, _plain(given.column(one.name), one), None, one.name) for one in schema.fields]
-    rows = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(schema))
+    rows = pa.RecordBatch.from_arrays(columns, schema=arrow)
     if len(rows) <= MAX_ROWS:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as stream:
@@ -77,12 +88,14 @@ def _records(given: pa.RecordBatch, schema: Schema, max_bytes: int | None) -> li
         if max_bytes is None or len(payload) <= max_bytes or len(rows) == 1:
             return [(payload, len(rows))]
     half = len(rows) // 2
-    return [made for part in (rows.slice(0, half), rows.slice(half)) for made in _records(part, schema, max_bytes)]
+    return [
+        made for part in (rows.slice(0, half), rows.slice(half)) for made in _records(part, schema, arrow, max_bytes)
+    ]
 
 
 def _plain(column: pa.Array, one: Field) -> pa.Array:
     """Return a column in the schema's type, but for what may be null. Raises RowRefusedError for another type."""
-    wanted = _nullable(arrow_type(one.type))
+    wanted = all_nullable(arrow_type(one.type))
     if column.type == wanted:
         return column
     try:
@@ -92,16 +105,6 @@ def _plain(column: pa.Array, one: Field) -> pa.Array:
             f"Column {one.name} is {one.type}, and these rows have {column.type}; nothing was written: {error}",
             advice="Cast it before",
         ) from error
-
-
-def _nullable(type_: pa.DataType) -> pa.DataType:
-    """Return a type whose fields may all be null, but for keys: casts are not to look at what is required."""
-    if pa.types.is_struct(type_):
-        fields = [type_.field(at) for at in range(type_.num_fields)]
-        return pa.struct([pa.field(one.name, _nullable(one.type)) for one in fields])
-    if pa.types.is_map(type_):
-        return pa.map_(_nullable(type_.key_type), pa.field("value", _nullable(type_.item_type)))
-    return pa.list_(pa.field("element", _nullable(type_.value_type))) if pa.types.is_list(type_) else type_
 
 
 def _column(one: Field, column: pa.Array, there: pa.Array | None, path: str) -> pa.Array:

@@ -86,6 +86,16 @@ def arrow_type(type_: Type) -> pa.DataType:
     return pa.map_(arrow_field(type_.key), arrow_field(type_.value))
 
 
+def all_nullable(type_: pa.DataType) -> pa.DataType:
+    """Return a type whose fields may all be null, but for keys: casts are not to look at what is required."""
+    if pa.types.is_struct(type_):
+        fields = [type_.field(at) for at in range(type_.num_fields)]
+        return pa.struct([pa.field(one.name, all_nullable(one.type)) for one in fields])
+    if pa.types.is_map(type_):
+        return pa.map_(all_nullable(type_.key_type), pa.field("value", all_nullable(type_.item_type)))
+    return pa.list_(pa.field("element", all_nullable(type_.value_type))) if pa.types.is_list(type_) else type_
+
+
 def schema_from_arrow(schema: pa.Schema, highest_id: int = 0, schema_id: int = 0) -> Schema:
     """Return the schema of a table that has these columns, with new ids above `highest_id`.
 

@@ -154,7 +154,8 @@ class AvroReader:
 
     def _maker(self, avro: object, start: int) -> RowMaker:
         """Return what makes rows of records whose datum begins at `start`."""
-        step = _AvroResolver(schema_from_avro(avro), self._names).columns(self._target)
+        written = schema_from_avro(avro, foreign=start == CONFLUENT.size)
+        step = _AvroResolver(written, self._names).columns(self._target)
         try:
             parsed = self._library.parse_schema(without_logical_types(avro))
         except Exception as error:  # several classes of errors, which have no base of their own

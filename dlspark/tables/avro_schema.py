@@ -198,15 +198,18 @@ class _NoIdsError(Exception):
     """A field has no id."""
 
 
-def schema_from_avro(avro: object) -> WrittenSchema:
+def schema_from_avro(avro: object, *, foreign: bool = False) -> WrittenSchema:
     """Read a record's schema, what `avro_schema` makes and what other writers make of the same types.
 
-    Enumerations are strings, and `fixed` is binary. Raises InvalidSchemaError for what no table can have.
+    `foreign`: ids in it are not the log's, so fields are known by their names. Enumerations are strings, and `fixed` is
+    binary. Raises InvalidSchemaError for what no table can have.
     """
     try:
-        return _AvroReader(None).whole(avro)
+        if not foreign:
+            return _AvroReader(None).whole(avro)
     except _NoIdsError:
-        return _AvroReader(count(1).__next__).whole(avro)
+        pass
+    return _AvroReader(count(1).__next__).whole(avro)
 
 
 class _AvroReader:

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from dlspark.tables import arrow_encoding, avro_encoding, json_encoding
 from dlspark.tables.arrow_decoding import ArrowReader
-from dlspark.tables.arrow_types import arrow_type, schema_from_arrow
+from dlspark.tables.arrow_types import all_nullable, arrow_type, schema_from_arrow
 from dlspark.tables.avro_decoding import AvroReader
 from dlspark.tables.declaration import Declaration, RecordFormat
 from dlspark.tables.errors import RowRefusedError
@@ -114,7 +114,7 @@ class RecordEncoder:
             return EncodedRows(json_encoding.encode_rows(fitting, schema), times)
         if format_ is RecordFormat.AVRO:
             return EncodedRows(avro_encoding.encode_rows(fitting, schema), times)
-        payloads, sizes = arrow_encoding.encode_sized(fitting, schema, max_bytes=self._max_bytes)
+        payloads, sizes = arrow_encoding.encode_sized(fitting, schema, self.declaration.id, max_bytes=self._max_bytes)
         counts = pa.array(sizes, pa.int64())
         return EncodedRows(payloads, None if times is None else _latest(times, counts), counts)
 
@@ -268,7 +268,7 @@ def _fitting(one: Field, column: pa.Array) -> pa.Array:
             column = column.dictionary_decode()
         if pa.types.is_run_end_encoded(column.type):
             column = pc.run_end_decode(column)
-        return column.cast(made)
+        return column.cast(all_nullable(made))  # what is required is looked at where it is encoded, by paths
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise RowRefusedError(
             f"Column {one.name} is {one.type}, and a value of the rows does not fit: {error}; nothing was written",

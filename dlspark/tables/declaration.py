@@ -2,8 +2,8 @@
 
 It is the data of the log's znode `P/schema`, JSON (docs/reference/znodes.md#schema):
 
-    {"v": 1, "format": "json", "encoder": 1, "highest-id": 5, "timestamp-id": 4, "strict": false, "confluent": {},
-     "schemas": [{"type": "struct", "schema-id": 0, "fields": [...]}, ...]}
+    {"v": 1, "id": "5f0c...", "format": "json", "encoder": 1, "highest-id": 5, "timestamp-id": 4, "strict": false,
+     "confluent": {}, "schemas": [{"type": "struct", "schema-id": 0, "fields": [...]}, ...]}
 
 The last schema is the current one; the others stay, because records of theirs do. `highest-id` is the highest id that a
 field ever had, so that none is given twice. `encoder` is the version of what makes bytes of rows: rows that were equal
@@ -43,7 +43,9 @@ VERSION: Final = 1
 MAX_BYTES: Final = 512 << 10
 """Of the znode's data; ZooKeeper refuses requests of 1 MiB."""
 MAX_VERSIONS: Final = 1_000
-_KEYS: Final = frozenset({"v", "format", "encoder", "highest-id", "timestamp-id", "strict", "confluent", "schemas"})
+_KEYS: Final = frozenset(
+    {"v", "id", "format", "encoder", "highest-id", "timestamp-id", "strict", "confluent", "schemas"}
+)
 RESERVED: Final = frozenset({"_log", "_error"})
 """Names of the columns that are not the log's own: where a record is, and why it does not fit."""
 
@@ -75,6 +77,7 @@ class Declaration:
         strict: Whether a record that does not fit ends a query, in place of a row that says so.
         encoder: Version of what makes bytes of rows.
         confluent: Avro schemas, in JSON, by their numbers in a registry of Confluent's.
+        id: What no other declaration has: ids of fields mean something in records of this one alone.
     """
 
     format: RecordFormat
@@ -84,6 +87,7 @@ class Declaration:
     strict: bool = False
     encoder: int = 1
     confluent: Mapping[int, object] = field(default_factory=dict)
+    id: str = ""
 
     @classmethod
     def of(
@@ -177,6 +181,7 @@ class Declaration:
         """Return the znode's data. Raises InvalidSchemaError if it is too large."""
         said = {
             "v": VERSION,
+            "id": self.id,
             "format": self.format.value,
             "encoder": self.encoder,
             "highest-id": self.highest_id,
@@ -217,14 +222,16 @@ class Declaration:
             raise _corrupt_error(path, "its schemas are not numbered from 0")
         if timestamp_id is not None and not all(_gives_times(one, timestamp_id) for one in schemas):
             raise _corrupt_error(path, "the column of transaction ids cannot give them")
-        confluent = found["confluent"]
+        confluent, id_ = found["confluent"], found["id"]
+        if not isinstance(id_, str):
+            raise _corrupt_error(path, "its id is not a text")
         if not isinstance(confluent, dict) or not all(number.isdecimal() for number in confluent):
             raise _corrupt_error(path, "its schemas of a registry have no numbers")
         encoder, highest_id = numbers
         if max(one.highest_id for one in schemas) > highest_id:
             raise _corrupt_error(path, "a field has a higher id than the highest")
         registered = {int(number): avro for number, avro in confluent.items()}
-        return cls(format_, schemas, highest_id, timestamp_id, strict, encoder, registered)
+        return cls(format_, schemas, highest_id, timestamp_id, strict, encoder, registered, id_)
 
 
 def _check_columns(schema: Schema) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import datetime as dt
 import textwrap
+from dataclasses import replace
 from decimal import Decimal as Number
 from itertools import count
+from typing import Final
 
 import pyarrow as pa
 
@@ -61,6 +63,10 @@ VALUES: dict[str, tuple[Type, object]] = {
 """Types and values by the names that vectors have on the page."""
 
 
+ID: Final = "9f0d3c5b7a2e4f6180c1d2e3f4a5b6c7"
+"""The id of the declarations that vectors are of."""
+
+
 def declared(format_: RecordFormat, type_: Type) -> Declaration:
     """Return what a log declares whose records have one column `c`."""
     return Declaration.of(format_, Schema(0, (Field(1, "c", type_),)))
@@ -80,7 +86,7 @@ def all_types() -> tuple[Declaration, pa.RecordBatch]:
     kinds = {name: one for name, one in VALUES.items() if name not in ("null", "empty string")}
     number = count(100).__next__
     columns = (Field(at, name, renumbered(type_, number)) for at, (name, (type_, _)) in enumerate(kinds.items(), 1))
-    made = Declaration.of(RecordFormat.ARROW, Schema(0, tuple(columns)))
+    made = replace(Declaration.of(RecordFormat.ARROW, Schema(0, tuple(columns))), id=ID)
     rows: list[dict[str, object]] = [{name: value for name, (_, value) in kinds.items()}, dict.fromkeys(kinds)]
     return made, pa.RecordBatch.from_pylist(rows, schema=arrow_schema(made.current))
 
@@ -94,7 +100,7 @@ def declaration() -> Declaration:
         Field(4, "tags", ListOf(Field(5, "element", STRING, required=True))),
         Field(6, "by", MapOf(Field(7, "key", STRING, required=True), Field(8, "value", Struct((Field(9, "n", INT),))))),
     )
-    first = Declaration.of(RecordFormat.JSON, Schema(0, columns), timestamp="at")
+    first = replace(Declaration.of(RecordFormat.JSON, Schema(0, columns), timestamp="at"), id=ID)
     return first.evolved([AddColumn(("é",), STRING, required=True, default="none")])
 
 

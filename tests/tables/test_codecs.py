@@ -196,3 +196,39 @@ def test_bytes_that_are_no_text_and_keys_that_are_there_twice_are_refused_in_eac
         good = pa.record_batch({"by": pa.array([[("a", 1)], None, [("a", 1), ("b", 2)]], maps)})
         found = RecordDecoder(encoder.declaration).decode(encoder.encode(good).payloads)
         assert found.rows.column("by").to_pylist() == [[("a", 1)], None, [("a", 1), ("b", 2)]]
+
+
+def test_ids_of_fields_are_of_one_declaration() -> None:
+    sizes = pa.schema([("width", pa.int32()), ("height", pa.int32())])
+    turned = pa.schema([sizes.field(1), sizes.field(0)])
+    for format_ in (RecordFormat.JSON, RecordFormat.ARROW):
+        first, second = (
+            replace(Declaration.of(format_, schema_from_arrow(one)), id=id_)
+            for one, id_ in ((sizes, "first"), (turned, "second"))
+        )
+        payloads = RecordEncoder(first).encode(pa.record_batch({"width": [1], "height": [2]})).payloads
+        assert RecordDecoder(second).decode(payloads).rows.to_pylist() == [{"height": 2, "width": 1}]
+        renamed = first.evolved([RenameColumn(("width",), "breadth")])
+        assert RecordDecoder(renamed).decode(payloads).rows.to_pylist() == [{"breadth": 1, "height": 2}]
+
+
+def test_ids_in_a_schema_of_a_registry_are_not_the_logs() -> None:
+    fields = [{"name": "height", "type": "int", "field-id": 1}, {"name": "width", "type": "int", "field-id": 2}]
+    avro = {"type": "record", "name": "r", "fields": fields}
+    sizes = schema_from_arrow(pa.schema([("width", pa.int32()), ("height", pa.int32())]))
+    declaration = replace(Declaration.of(RecordFormat.AVRO, sizes), confluent={7: avro})
+    found = RecordDecoder(declaration).decode(pa.array([b"\x00\x00\x00\x00\x07\x04\x02"]))
+    assert found.rows.to_pylist() == [{"width": 1, "height": 2}]
+
+
+def test_of_a_struct_that_is_null_no_field_is_missing() -> None:
+    point = pa.struct([pa.field("x", pa.int32(), nullable=False)])
+    loose = pa.struct([pa.field("x", pa.int64())])
+    given = pa.array([{"x": 1}, {"x": None}], loose)
+    masked = pa.StructArray.from_arrays([given.field(0)], fields=list(loose), mask=pa.array([False, True]))
+    for format_ in RecordFormat:
+        encoder = RecordEncoder(Declaration.of(format_, schema_from_arrow(pa.schema([("at", point)]))))
+        payloads = encoder.encode(pa.record_batch({"at": masked})).payloads
+        assert RecordDecoder(encoder.declaration).decode(payloads).rows.to_pylist() == [{"at": {"x": 1}}, {"at": None}]
+        with pytest.raises(RowRefusedError, match=r"at\.x is NOT NULL"):
+            encoder.encode(pa.record_batch({"at": given}))

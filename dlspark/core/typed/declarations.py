@@ -12,6 +12,7 @@ A declaration changes nothing of the records: a log without one is as it ever wa
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -80,7 +81,7 @@ def declaration_of(
             f"{format!r} is not a format of records; nothing was changed", advice=f"Formats are {names}"
         ) from None
     ours = schema if isinstance(schema, Schema) else schema_from_arrow(schema)
-    made = Declaration.of(format_, ours, timestamp=timestamp, strict=strict)
+    made = replace(Declaration.of(format_, ours, timestamp=timestamp, strict=strict), id=uuid.uuid4().hex)
     if confluent:
         made = _registered(made, confluent)
     RecordDecoder(made)  # Said now, and not by the first write: the format's library may be missing.
