@@ -10,7 +10,7 @@ import typer
 
 from dlspark.cli.common import At, DryRunOption, Json, NameArgument, YesOption, confirm, over_namespace
 from dlspark.cli.schema_files import SchemaFile, read_registered, read_schema
-from metadata.foundation.errors import CallerError
+from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ async def set_schema(
     if given is None and (replace or (strict is None and not registered)):
         raise CallerError("nothing was changed: no columns were given", advice="Give a file, or - for standard input")
     async with at.open() as namespace, await namespace.open_log(name) as log:
-        before = await log.schema()
+        before, former = await _before(log, replace=replace)
         if before is None or replace:
-            await _declare(at, log, before, given, form, timestamp, strict, registered, yes=yes, dry_run=dry_run)
+            await _declare(at, log, former, given, form, timestamp, strict, registered, yes=yes, dry_run=dry_run)
             return
         _check_kept(name, before, form, timestamp)
         changes = _changes(before, given)
@@ -138,13 +138,27 @@ async def set_schema(
 async def withdraw(at: At, name: NameArgument, yes: YesOption = False) -> None:
     """Take away what a log declares of its records, with all versions. The records stay, and are bytes again."""
     async with at.open() as namespace, await namespace.open_log(name) as log:
-        declaration = await declared(log)
-        confirm(f"Withdraw the schema of {name}, with {counted(len(declaration.schemas), 'version')}?", yes=yes)
+        _, former = await _before(log, replace=True)
+        if former is None:
+            await declared(log)  # raises that there is none
+        confirm(f"Withdraw the schema of {name}, with {former}?", yes=yes)
         await log.withdraw_schema()
     at.result({"log": name, "withdrawn": True}, f"{name} declares no schema now")
 
 
 # ---------------------------------------------------------------------- shared with samples
+
+
+async def _before(log: AsyncLog, *, replace: bool) -> tuple[Declaration | None, str | None]:
+    """Return what a log declares, and how that is called; None for nothing. What cannot be read is only to be replaced:
+    this is the way out."""
+    try:
+        found = await log.schema()
+    except CorruptDataError:
+        if not replace:
+            raise
+        return None, "all versions, which cannot be read"
+    return found, None if found is None else counted(len(found.schemas), "version")
 
 
 async def declared(log: AsyncLog) -> Declaration:
@@ -180,7 +194,7 @@ def about(name: str, declaration: Declaration) -> dict[str, Json]:
 async def _declare(
     at: At,
     log: AsyncLog,
-    before: Declaration | None,
+    former: str | None,
     given: SchemaFile | None,
     form: SchemaFormat | None,
     timestamp: str | None,
@@ -197,10 +211,8 @@ async def _declare(
     chosen = form.value if form is not None else "avro" if given.avro else "json"
     made = declaration_of(given.schema, chosen, timestamp=timestamp, strict=bool(strict), confluent=registered or None)
     if not dry_run:
-        if before is not None:
-            question = (
-                f"Withdraw the schema of {log.name}, with {counted(len(before.schemas), 'version')}, for another?"
-            )
+        if former is not None:
+            question = f"Withdraw the schema of {log.name}, with {former}, for another?"
             confirm(f"{question} Records that were written by it may not fit then.", yes=yes)
             await log.withdraw_schema()
         made = await log.declare_schema(given.schema, chosen, timestamp, bool(strict), registered or None)

@@ -120,7 +120,8 @@ def _column(one: Field, column: pa.Array, there: pa.Array | None, path: str) -> 
         row = pc.index(missing, True).as_py()
         raise RowRefusedError(
             f"Column {path} is NOT NULL, and row {row} has no value of it; nothing was written",
-            advice="Give it a value, or let the column be null (ALTER TABLE ... ALTER COLUMN ... DROP NOT NULL)",
+            advice="Give it a value, leave the row out, or let the column be null (ALTER TABLE ... ALTER COLUMN ... "
+            "DROP NOT NULL; not one that gives transaction ids)",
         )
     type_, made = one.type, arrow_type(one.type)
     if not len(column):

@@ -97,7 +97,8 @@ def _present(one: Field, column: pa.Array, path: str) -> list[object]:
         row = pc.index(column.is_null(), pa.scalar(True)).as_py()
         raise RowRefusedError(
             f"Column {path} is NOT NULL, and row {row} has no value of it; nothing was written",
-            advice="Give it a value, or let the column be null (ALTER TABLE ... ALTER COLUMN ... DROP NOT NULL)",
+            advice="Give it a value, leave the row out, or let the column be null (ALTER TABLE ... ALTER COLUMN ... "
+            "DROP NOT NULL; not one that gives transaction ids)",
         )
     if not column.null_count:
         return _values(column, one.type, path)

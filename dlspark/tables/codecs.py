@@ -35,7 +35,10 @@ from dlspark.tables.json_decoding import JsonReader, value_of_default
 from dlspark.tables.resolution import DecodedRows, other_names
 from dlspark.tables.types import (
     DATE,
+    DOUBLE,
+    FLOAT,
     LONG,
+    MAX_PRECISION,
     Decimal,
     Field,
     InvalidSchemaError,
@@ -268,6 +271,8 @@ def _fitting(one: Field, column: pa.Array) -> pa.Array:
             column = column.dictionary_decode()
         if pa.types.is_run_end_encoded(column.type):
             column = pc.run_end_decode(column)
+        if pa.types.is_decimal(made) and pa.types.is_integer(column.type):
+            column = column.cast(pa.decimal128(MAX_PRECISION, min(made.scale, MAX_PRECISION - 19)))  # room for each
         return column.cast(all_nullable(made))  # what is required is looked at where it is encoded, by paths
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise RowRefusedError(
@@ -284,12 +289,16 @@ def _castable(given: pa.DataType, type_: Type) -> bool:
         # Times of other units, and numbers without a sign: each value of them that fits is taken.
         if pa.types.is_timestamp(given):
             return str(type_) == ("timestamp" if given.tz is None else "timestamptz")
-        return pa.types.is_unsigned_integer(given) and isinstance(type_, Decimal | type(LONG)) and _whole(type_)
+        return pa.types.is_unsigned_integer(given) and (isinstance(type_, Decimal) or _whole(type_))
     return _alike(found, type_)
 
 
 def _alike(found: Type, wanted: Type) -> bool:
     if widened(found, wanted) or (_whole(found) and _whole(wanted)):
+        return True
+    if _whole(found) and (
+        isinstance(wanted, Decimal) or (wanted in (FLOAT, DOUBLE) and not isinstance(found, Decimal))
+    ):
         return True
     if isinstance(found, Decimal) and isinstance(wanted, Decimal):
         return True

@@ -37,7 +37,7 @@ from dlspark.tables.types import (
     schema_to_json,
     walk,
 )
-from metadata.foundation.errors import CallerError, CorruptDataError
+from metadata.foundation.errors import CallerError, CorruptDataError, check
 
 VERSION: Final = 1
 MAX_BYTES: Final = 512 << 10
@@ -196,6 +196,8 @@ class Declaration:
                 f"All versions of the schema together have {len(data)} bytes; nothing was changed",
                 advice=f"Up to {MAX_BYTES} are kept: shorten comments, or declare another log",
             )
+        # Before it is stored: what cannot be read again would take the log's columns from everybody.
+        check(Declaration.decode(data, "") == self, "a declaration does not read back as it was made")
         return data
 
     @classmethod

@@ -149,6 +149,12 @@ def evolve(
     number = count(highest_id + 1).__next__
     root = Struct(schema.fields)
     for change in changes:
+        path: object = change.path
+        if not isinstance(path, tuple):  # of a text each letter would be a name
+            raise EvolutionError(
+                f"The path of a change is a tuple of names, and not the text {change.path!r}; nothing was changed",
+                advice=f'Write ({change.path!r},), or ("address", "street") for a field of a struct',
+            )
         root = _applied(root, change, number, names_taken or {}, timestamp_id)
     found = Schema(schema.id + 1, root.fields)
     check_schema(found)

@@ -176,6 +176,12 @@ def _fields(seen: _Seen, objects: int, number: Callable[[], int], where: str, no
             )
         elif not name or not name.isprintable():
             notes.append(f"{where}{name!r} is left out: it cannot be the name of a column")
+        elif (
+            one.kinds["object"]
+            and not one.fields
+            and one.kinds["object"] == sum(one.kinds.values()) - one.kinds["null"]
+        ):
+            notes.append(f"{where}{name} is left out: it is an object without fields, which no column can be")
         else:
             kept[folded] = name, one
     ids = [number() for _ in kept]

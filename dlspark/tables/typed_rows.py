@@ -150,8 +150,8 @@ def _check_fits(found: DecodedRows, records: pa.RecordBatch) -> None:
     said = {name: records.column(name)[record].as_py() for name in ("log", "segment", "entry", "slot")}
     raise RecordMisfitError(
         f"A record does not fit the log's schema: {found.errors[at].as_py()}; nothing from it on was read",
-        advice="The log is strict. Read it with columns=raw, or let such records be rows that say why: "
-        "`dlspark log schema set --no-strict`; `dlspark log errors` lists them",
+        advice="The log is strict. Read it with columns=raw, or let such records be rows that say why: dlspark log "
+        f"schema set {said['log']} --no-strict, or ALTER TABLE ... SET TBLPROPERTIES ('strict' = 'false')",
         log=said["log"],
         dlsn=f"{said['segment']}:{said['entry']}:{said['slot']}",
     )

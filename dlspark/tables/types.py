@@ -231,13 +231,18 @@ def _check_field(one: Field, path: str, depth: int) -> None:
             f"{one.name!r} cannot be the name of a column; nothing was changed",
             advice=f"Names have 1 to {MAX_NAME_BYTES} bytes in UTF-8, and only characters that can be printed",
         )
+    type_ = one.type
+    if not isinstance(type_, Primitive | Decimal | Struct | ListOf | MapOf) or not isinstance(one.doc, str | None):
+        raise InvalidSchemaError(
+            f"Column {path}: {type_!r} is not a type of a column, or its comment is not a text; nothing was changed",
+            advice="Types are those of dlspark.tables.types: STRING, LONG, Decimal(9, 2), Struct((...)), ...",
+        )
     try:
         (one.doc or "").encode()
     except UnicodeEncodeError as error:
         raise InvalidSchemaError(
             f"The comment of column {path} has half of a surrogate pair; nothing was changed", advice="Correct it"
         ) from error
-    type_ = one.type
     if isinstance(type_, Decimal) and not 0 <= type_.scale <= type_.precision <= MAX_PRECISION >= 1 <= type_.precision:
         raise InvalidSchemaError(
             f"Column {path}: {type_} cannot be; nothing was changed",

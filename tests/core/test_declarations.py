@@ -309,3 +309,14 @@ async def test_an_audit_passes_over_what_logs_declare(memory_cluster, namespace)
     found = await find_references(memory_cluster.operator)
     assert not found.unreadable
     assert len(found.by_ledger) >= 1
+
+
+async def test_types_of_arrow_s_are_types_of_columns_in_changes_too(namespace):
+    await namespace.create_log("arrow-types")
+    async with await namespace.open_log("arrow-types") as log:
+        await log.declare_schema(pa.schema([("a", pa.int32())]))
+        made = await log.change_schema([AddColumn(("b",), pa.list_(pa.int64())), WidenColumn(("a",), pa.int64())])
+        assert str(made.current) == "a long, b list<long>"
+        assert (await log.schema()) == made
+        with pytest.raises(InvalidSchemaError):
+            await log.declare_schema({"a": "double"})

@@ -232,3 +232,20 @@ def test_of_a_struct_that_is_null_no_field_is_missing() -> None:
         assert RecordDecoder(encoder.declaration).decode(payloads).rows.to_pylist() == [{"at": {"x": 1}}, {"at": None}]
         with pytest.raises(RowRefusedError, match=r"at\.x is NOT NULL"):
             encoder.encode(pa.record_batch({"at": given}))
+
+
+def test_numbers_are_values_of_other_numbers_columns_where_they_fit() -> None:
+    columns = pa.schema(
+        [("price", pa.decimal128(9, 2)), ("weight", pa.float64()), ("at", pa.struct([("x", pa.int32())]))]
+    )
+    for format_ in RecordFormat:
+        encoder = RecordEncoder(Declaration.of(format_, schema_from_arrow(columns)))
+        given = {"price": [1, -5], "weight": [2, 1 << 53], "at": [{"x": 3}, None]}
+        payloads = encoder.encode(pa.record_batch(given)).payloads
+        found = RecordDecoder(encoder.declaration).decode(payloads).rows.to_pylist()
+        assert [one["price"] for one in found] == [Number("1.00"), Number("-5.00")]
+        assert [one["weight"] for one in found] == [2.0, 2.0**53]
+        assert [one["at"] for one in found] == [{"x": 3}, None]
+        for wrong in ({"price": [10**9]}, {"weight": [(1 << 53) + 1]}, {"at": [{"x": 1 << 40}]}):
+            with pytest.raises(RowRefusedError, match="does not fit"):
+                encoder.encode(pa.record_batch(wrong))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dlspark.tables.declaration import Declaration, RecordFormat
@@ -246,3 +248,14 @@ def test_random_lives_give_no_id_twice_and_travel(seed: int) -> None:
     if made.format is RecordFormat.JSON:
         names_of = [name for names_ in named.values() for name in names_]
         assert len(names_of) == len(set(names_of)), "a name is one column's"
+
+
+def test_what_is_not_a_type_or_a_path_of_ours_is_refused() -> None:
+    given = Declaration.of(RecordFormat.JSON, Schema(0, (Field(1, "a", INT),)))
+    wrong: list[Any] = [pa.int64(), "bigint", None]
+    for type_ in wrong:
+        with pytest.raises(InvalidSchemaError, match="not a type of a column"):
+            given.evolved([AddColumn(("b",), type_)])
+    note: Any = "note"
+    with pytest.raises(EvolutionError, match="a tuple of names"):
+        given.evolved([AddColumn(note, INT)])

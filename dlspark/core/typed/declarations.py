@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from dlspark.errors import NoSchemaError, SchemaExistsError
 from dlspark.tables.declaration import Declaration, RecordFormat
-from dlspark.tables.evolution import Change
+from dlspark.tables.evolution import AddColumn, Change, WidenColumn
 from dlspark.tables.types import InvalidSchemaError, Schema
 from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.record_schemas import SchemaStore, StoredSchema
@@ -80,12 +80,26 @@ def declaration_of(
         raise InvalidSchemaError(
             f"{format!r} is not a format of records; nothing was changed", advice=f"Formats are {names}"
         ) from None
+    if not isinstance(schema, Schema | pa.Schema):
+        raise InvalidSchemaError(
+            f"{type(schema).__name__} is not a schema; nothing was changed",
+            advice='Give a pyarrow.Schema, pa.schema([pa.field("id", pa.int64(), nullable=False), ...])',
+        )
     ours = schema if isinstance(schema, Schema) else schema_from_arrow(schema)
     made = replace(Declaration.of(format_, ours, timestamp=timestamp, strict=strict), id=uuid.uuid4().hex)
     if confluent:
         made = _registered(made, confluent)
     RecordDecoder(made)  # Said now, and not by the first write: the format's library may be missing.
     return made
+
+
+def _in_our_types(change: Change) -> Change:
+    """Return a change whose type is one of ours, of one whose type may be Arrow's."""
+    from dlspark.tables.arrow_types import schema_from_arrow
+
+    if isinstance(change, AddColumn | WidenColumn) and isinstance(change.type, pa.DataType):
+        return replace(change, type=schema_from_arrow(pa.schema([pa.field("c", change.type)])).fields[0].type)
+    return change
 
 
 class Declarations:
@@ -142,6 +156,8 @@ class Declarations:
         Raises EvolutionError, InvalidSchemaError, NoSchemaError: nothing was changed; BadVersionError where other
         clients keep changing it; OutcomeUnknownError where it cannot be found out.
         """
+
+        changes = [_in_our_types(one) for one in changes]
 
         def changed(before: Declaration) -> Declaration:
             made = before.evolved(changes) if changes else before

@@ -53,13 +53,17 @@ class TableRecords:
     Args:
         payloads: The records, a large_binary array.
         wanted: The transaction id that each of them must not be below.
+        given: Whether these are the caller's.
     """
 
     payloads: pa.Array
     wanted: npt.NDArray[np.int64]
+    given: bool
 
     def txids(self, last: int) -> npt.NDArray[np.int64]:
         """Return the records' transaction ids in a log whose highest one is `last`: none is below one before it."""
+        if self.given:
+            return self.wanted  # a caller's ids stay as they are, or are refused
         found: npt.NDArray[np.int64] = np.maximum.accumulate(np.maximum(self.wanted, last))
         return found
 
@@ -155,7 +159,14 @@ class TableWrites:
             )
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) > _HIGHEST_TXID):
             raise CallerError(f"transaction ids are from 0 to {_HIGHEST_TXID}; nothing was written", log=self._name)
-        return ids.astype(np.int64)
+        ids = ids.astype(np.int64)
+        if (np.diff(ids) < 0).any():
+            raise CallerError(
+                "txids decrease within the table, and never do in a log; nothing was written",
+                log=self._name,
+                advice="Sort the table by them",
+            )
+        return ids
 
     async def _encode(self, encoder: RecordEncoder, table: pa.Table, ids: npt.NDArray[np.int64] | None) -> TableRecords:
         encoded = []
@@ -163,7 +174,7 @@ class TableWrites:
             encoded.append(encoder.encode(batch))
             await asyncio.sleep(0)
         payloads = pa.concat_arrays([one.payloads for one in encoded])
-        return TableRecords(payloads, self._wanted(encoded, ids, len(payloads)))
+        return TableRecords(payloads, self._wanted(encoded, ids, len(payloads)), ids is not None)
 
     def _wanted(
         self, encoded: list[EncodedRows], ids: npt.NDArray[np.int64] | None, records: int
@@ -177,7 +188,7 @@ class TableWrites:
         if not counts or not records:
             return ids
         # A record of many rows has the highest of their ids.
-        highest: npt.NDArray[np.int64] = np.maximum.accumulate(ids)[np.cumsum(np.concatenate(counts)) - 1]
+        highest: npt.NDArray[np.int64] = ids[np.cumsum(np.concatenate(counts)) - 1]
         return highest
 
 

@@ -236,8 +236,8 @@ class AsyncLogWriter(OnOneLoop):
     ) -> tuple[WrittenEntry, ...]:
         """Append the rows of a table as the log's schema says, and return the entries once all are stored.
 
-        Transaction ids are those of the schema's column, else `txids`, else the time, raised to the highest so far.
-        Raises RowRefusedError, NoSchemaError: nothing was written; and the errors of `write_batch`.
+        Transaction ids are the times of the schema's column, or of now, raised to the highest so far; or `txids`, one a
+        row, as they are. Raises RowRefusedError, NoSchemaError: nothing was written; and the errors of `write_batch`.
         """
         async with self._tables.turn:
             await self.wait_for_room()

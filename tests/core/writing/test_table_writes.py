@@ -20,6 +20,7 @@ from dlspark.errors import (
     NoSchemaError,
     RecordTooLongError,
     RowRefusedError,
+    TransactionIdOutOfOrderError,
 )
 from dlspark.tables.evolution import AddColumn, RenameColumn
 from dlspark.tables.types import STRING
@@ -122,7 +123,7 @@ async def test_a_row_that_no_record_can_hold_is_refused_with_the_others(namespac
 async def test_rows_of_a_large_arrow_table_are_split_into_records_that_a_log_takes(namespace):
     log = await declared(namespace, format="arrow")
     async with await log.open_writer() as writer:
-        await writer.write_table(pa.table({"id": range(5), "item": ["x" * 400_000] * 5}), txids=[1, 5, 3, 9, 9])
+        await writer.write_table(pa.table({"id": range(5), "item": ["x" * 400_000] * 5}), txids=[1, 3, 5, 9, 9])
         await writer.mark_end_of_stream()
     found = await records(log)
     assert len(found) > 2
@@ -179,13 +180,15 @@ async def test_a_time_that_no_transaction_id_says_is_refused(namespace):
         assert writer.last_txid == 2**63 - 2
 
 
-async def test_ids_of_the_caller_are_raised_to_the_log_s_highest_and_the_time_stands_in_for_them(namespace):
+async def test_ids_of_the_caller_stay_or_are_refused_and_the_time_stands_in_for_them(namespace):
     log = await declared(namespace)
     rows = pa.table({"id": [1, 2, 3]})
     async with await log.open_writer() as writer:
-        await writer.write_table(rows, txids=[4, 2, 9])
-        await writer.write_table(rows, txids=np.array([1, 10, 11]))
-        for wrong in ([1, 2], [1.0, 2.0, 3.0], [1, 2, -1], [1, 2, 2**63 - 1]):
+        await writer.write_table(rows, txids=[4, 4, 9])
+        await writer.write_table(rows, txids=np.array([9, 10, 11]))
+        with pytest.raises(TransactionIdOutOfOrderError):
+            await writer.write_table(rows, txids=[10, 12, 13])
+        for wrong in ([12, 13], [12.0, 13.0, 14.0], [12, 13, -1], [12, 13, 2**63 - 1], [13, 12, 14]):
             with pytest.raises(CallerError, match="nothing was written"):
                 await writer.write_table(rows, txids=wrong)
         await writer.write_table(rows)
