@@ -200,8 +200,8 @@ class LogWriter(OpenedHere):
     ) -> tuple[WrittenEntry, ...]:
         """Append the rows of a table as the log's schema says, and return the entries once all are stored.
 
-        Transaction ids are those of the schema's column, else `txids`, else the time, raised to the highest so far.
-        Raises RowRefusedError, NoSchemaError: nothing was written; and the errors of `write_batch`.
+        Transaction ids are the times of the schema's column, or of now, raised to the highest so far; or `txids`, one a
+        row, as they are. Raises RowRefusedError, NoSchemaError: nothing was written; and the errors of `write_batch`.
         """
         return self._runtime.run(self._inner.write_table(table, txids))
 
