@@ -18,6 +18,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── InvalidLogNameError            *   602: the name cannot be a log's
     │   ├── InvalidSchemaError             *   a schema that a log cannot have
     │   │   └── EvolutionError             *   a change of a schema that records would contradict
+    │   ├── SqlTextError                   *   columns or a condition that are not written as SQL writes them
     │   ├── SchemaExistsError                  the log declares a schema already
     │   ├── NoSchemaError                      the log declares no schema
     │   ├── SchemaChangedError             *   new records do not fit the schema that was begun with
@@ -84,7 +85,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dlspark.tables.declaration import SchemaChangedError
-from dlspark.tables.errors import MissingExtraError, RecordMisfitError, RowRefusedError
+from dlspark.tables.errors import MissingExtraError, RecordMisfitError, RowRefusedError, SqlTextError
 from dlspark.tables.evolution import EvolutionError
 from dlspark.tables.types import InvalidSchemaError
 from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
@@ -435,6 +436,7 @@ __all__ = [
     "ServiceUnavailableError",
     "SessionExpiredError",
     "SettingsError",
+    "SqlTextError",
     "StreamNotReadyError",
     "StreamUnavailableError",
     "TooManyProducersError",

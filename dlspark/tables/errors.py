@@ -24,3 +24,7 @@ class RecordMisfitError(CallerError):
 
 class MissingExtraError(CallerError):
     """A library that is not installed; nothing was read or written."""
+
+
+class SqlTextError(CallerError):
+    """Columns or a condition that are not written as SQL writes them; nothing was done."""

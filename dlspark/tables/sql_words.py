@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from metadata.foundation.errors import CallerError
+from dlspark.tables.errors import SqlTextError
 
 MAX_CHARS: Final = 1 << 20
 """Of a text."""
@@ -27,10 +27,6 @@ _WORD: Final = re.compile(
         )""",
     re.VERBOSE,
 )
-
-
-class SqlTextError(CallerError):
-    """A text that is not what it should be; nothing was done."""
 
 
 class WordKind(Enum):

@@ -259,9 +259,7 @@ NAMES = {
         "a renamed log keeps what it knows of producers (I19)",
         LogAdmin,
         "_rename_ops",
-        edited(
-            ("node.data) for node in moved),", 'node.data) for node in moved if name_of(node.path) != "producers"),')
-        ),
+        edited(("*_copies(moved, ", '*_copies([node for node in moved if name_of(node.path) != "producers"], ')),
     ),
     "table-by-log": Mutation(
         "what an owner knows of producers is one log's (I19)", WriteIssuer, "_learn_requests", _remember_by_name

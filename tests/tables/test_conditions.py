@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from dlspark.tables.conditions import MAX_NESTED, condition
-from dlspark.tables.sql_words import SqlTextError
+from dlspark.tables.errors import SqlTextError
 
 ROWS = pa.table(
     {

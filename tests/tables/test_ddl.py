@@ -9,8 +9,8 @@ from random_rows import random_schema
 
 from dlspark.tables.comparison import changes_between
 from dlspark.tables.ddl import ddl_of, schema_from_ddl, type_text
+from dlspark.tables.errors import SqlTextError
 from dlspark.tables.json_decoding import value_of_default
-from dlspark.tables.sql_words import SqlTextError
 from dlspark.tables.types import (
     BINARY,
     BOOLEAN,
