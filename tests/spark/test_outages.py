@@ -180,7 +180,7 @@ def read(uri: str, log: str, frames: Frames) -> list[bytes]:
     return frames.read(payloads, txids)
 
 
-@pytest.mark.parametrize("frames", [Frames()], ids=[RAW])
+@FRAMES
 @pytest.mark.parametrize("mode", [*MODES, BOTH])
 def test_queries_wait_for_nodes_and_end_when_they_stay_away_and_go_on_exactly_from_their_checkpoints(
     own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None, mode: str, frames: Frames
