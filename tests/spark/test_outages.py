@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers.paths import ROOT, SPARK_PROGRAMS
-from helpers.spark.sink_driver import read_values
+from helpers.spark.sink_driver import declare_logs, read_values
+from helpers.spark.typed_frames import RAW, Frames
 
 from dlspark.core.sync.namespace import Namespace
 from dlspark.sandbox.sandbox import Sandbox
@@ -43,6 +44,12 @@ ENDLESS = 10**9
 """Rows of a driver that cannot be done before the test has done to it what it is about."""
 
 
+FRAMES = pytest.mark.parametrize(
+    "frames", [pytest.param(Frames(), id=RAW), pytest.param(Frames("json"), id="json", marks=pytest.mark.long)]
+)
+"""What the queries read and write: bytes, or columns that the logs declare."""
+
+
 class Driver:
     """The driver of three queries, with everything that it starts."""
 
@@ -52,6 +59,7 @@ class Driver:
         place: Path,
         name: str,
         mode: str,
+        frames: Frames,
         rows: int = ENDLESS,
         outage_timeout: str = "2m",
     ) -> None:
@@ -60,6 +68,7 @@ class Driver:
         environment = {
             **os.environ,
             "DLSPARK_URI": sandbox.uri,
+            "FRAMES": frames.kind,
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         }
         with self.output.open("ab") as output:
@@ -125,10 +134,12 @@ def own_sandbox(tmp_path: Path) -> Iterator[Sandbox]:
         yield sandbox
 
 
-def make_logs(uri: str, name: str) -> None:
+def make_logs(uri: str, name: str, frames: Frames) -> None:
     with Namespace.open(uri) as namespace:
         for part in "abc":
             namespace.create_log(f"{name}-{part}")
+    if frames.typed:
+        declare_logs(uri, frames.declaration, *(f"{name}-{part}" for part in "abc"))
 
 
 def count(uri: str, log: str) -> int:
@@ -150,29 +161,36 @@ def in_turn(mode: str, number: int) -> str:
     return ("append", "segments", "auto")[number % 3] if mode == MIXED else mode
 
 
-def finish(sandbox: Sandbox, place: Path, name: str, mode: str, drivers: list[Driver]) -> None:
+def finish(sandbox: Sandbox, place: Path, name: str, mode: str, frames: Frames, drivers: list[Driver]) -> None:
     """Let a last driver do what the one before it has planned and some more: then each log has each row once, and the
-    copies are in the order of what they were read from."""
+    copies are in the order of what they were read from; typed rows have times of their own, and the order of these."""
     rows = count(sandbox.uri, f"{name}-a") + 200
-    last = Driver(sandbox, place, name, mode, rows)
+    last = Driver(sandbox, place, name, mode, frames, rows)
     drivers.append(last)
     last.wait()
-    first = read_values(sandbox.uri, f"{name}-a")[1]
+    first, *copies = (read(sandbox.uri, f"{name}-{part}", frames) for part in "abc")
     assert sorted(map(int, first)) == list(range(rows))
-    for part in "bc":
-        assert read_values(sandbox.uri, f"{name}-{part}")[1] == first, part
+    for part, copy in zip("bc", copies, strict=True):
+        assert (sorted(copy) == sorted(first)) if frames.typed else (copy == first), part
 
 
+def read(uri: str, log: str, frames: Frames) -> list[bytes]:
+    """The values of a log's rows, in order."""
+    txids, payloads = read_values(uri, log)
+    return frames.read(payloads, txids)
+
+
+@FRAMES
 @pytest.mark.parametrize("mode", [*MODES, BOTH])
 def test_queries_wait_for_nodes_and_end_when_they_stay_away_and_go_on_exactly_from_their_checkpoints(
-    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None, mode: str
+    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None, mode: str, frames: Frames
 ) -> None:
     if rounds is None and mode != BOTH:
         pytest.skip(ONE_MODE_SKIPPED)
     uri = own_sandbox.uri
     lost = range(LOST_NODES[mode])
-    make_logs(uri, "gone")
-    driver = Driver(own_sandbox, tmp_path, "gone", mode, outage_timeout=f"{OUTAGE_S}s")
+    make_logs(uri, "gone", frames)
+    driver = Driver(own_sandbox, tmp_path, "gone", mode, frames, outage_timeout=f"{OUTAGE_S}s")
     drivers.append(driver)
     await_count(driver, uri, "gone-c", 100)
     for index in lost:
@@ -190,12 +208,19 @@ def test_queries_wait_for_nodes_and_end_when_they_stay_away_and_go_on_exactly_fr
     assert re.search(r"(away: |cannot connect to |no replacement for )127\.0\.0\.1:", told), "it names them"
     for index in lost:
         own_sandbox.start_node(index)
-    finish(own_sandbox, tmp_path, "gone", mode, drivers)
+    finish(own_sandbox, tmp_path, "gone", mode, frames, drivers)
 
 
+@FRAMES
 @pytest.mark.parametrize("mode", [*MODES, MIXED])
 def test_a_driver_that_is_killed_again_and_again_starts_without_an_error_and_loses_nothing(
-    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None, seed: int | None, mode: str
+    own_sandbox: Sandbox,
+    tmp_path: Path,
+    drivers: list[Driver],
+    rounds: int | None,
+    seed: int | None,
+    mode: str,
+    frames: Frames,
 ) -> None:
     """`mixed`: each driver takes another mode than the one before it."""
     if rounds is None and mode != MIXED:
@@ -203,9 +228,9 @@ def test_a_driver_that_is_killed_again_and_again_starts_without_an_error_and_los
     kills = rounds or ROUNDS
     rng = random.Random(seed or 0)
     uri = own_sandbox.uri
-    make_logs(uri, "killed")
+    make_logs(uri, "killed", frames)
     for kill in range(kills):
-        driver = Driver(own_sandbox, tmp_path, "killed", in_turn(mode, kill))
+        driver = Driver(own_sandbox, tmp_path, "killed", in_turn(mode, kill), frames)
         drivers.append(driver)
         if rng.random() < 0.7:
             slowest = min(count(uri, f"killed-{part}") for part in "bc")
@@ -216,4 +241,4 @@ def test_a_driver_that_is_killed_again_and_again_starts_without_an_error_and_los
         assert driver.process.poll() is None, driver.told[-6000:]
         driver.kill(workers=rng.random() < 0.5)
         print(f"kill {kill}: {[count(uri, f'killed-{part}') for part in 'abc']} rows", flush=True)
-    finish(own_sandbox, tmp_path, "killed", in_turn(mode, kills), drivers)
+    finish(own_sandbox, tmp_path, "killed", in_turn(mode, kills), frames, drivers)

@@ -10,7 +10,7 @@ import pickle
 import random
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from dlspark.spark.sink.messages import JobId, SinkMessage
 from dlspark.spark.sink.row_cutting import FramePlan
 from dlspark.spark.sink.segments.task import run_task
 from dlspark.spark.sink.session import open_session
+from dlspark.tables.declaration import Declaration
 from helpers.spark.typed_frames import RAW, Frames, declare, own_columns_of
 from storage_node.edge import SystemClock
 
@@ -85,12 +86,7 @@ class Plan:
     def declare(self, *others: str) -> None:
         """Have its logs, and others, declare their columns, where it writes typed frames."""
         if self.kind != RAW:
-            Runtime.shared().run(self._declare([*self.logs, *others]))
-
-    async def _declare(self, logs: Sequence[str]) -> None:
-        session = await open_session(Options({"uri": self.uri}, Scope.SINK_STREAM))
-        for log in logs:
-            await declare(session.namespace.logs_store, log, self.frames.declaration)
+            declare_logs(self.uri, self.frames.declaration, *self.logs, *others)
 
     def read(self, log: str) -> tuple[list[int], list[bytes]]:
         """Return the transaction ids of a log's records, and the values that they hold."""
@@ -100,6 +96,17 @@ class Plan:
     def expected(self, log: str) -> list[bytes]:
         """Return what `log` must hold after all batches, in order."""
         return [value for batch in range(self.batches) for _, name, value in self.batch_rows(batch) if name == log]
+
+
+def declare_logs(uri: str, declaration: Declaration, *logs: str) -> None:
+    """Have logs, which are made where they are missing, declare this, unless they declare something."""
+
+    async def make() -> None:
+        session = await open_session(Options({"uri": uri}, Scope.SINK_STREAM))
+        for log in logs:
+            await declare(session.namespace.logs_store, log, declaration)
+
+    Runtime.shared().run(make())
 
 
 def run_driver(plan: Plan, seed: int) -> None:

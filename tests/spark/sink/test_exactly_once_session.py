@@ -4,7 +4,8 @@ A round is two to four batches of a streaming query into one to three logs, or o
 five logs under one number (`txnAppId`, `txnVersion`) in several writes; one fault, and at its end the same questions:
 each row once and in order, every batch whole, nothing left after a sweep. Session and query live on from round to
 round, and the faults meet each other's traces; only the fault that is the driver's own death starts another session.
-Rounds without Spark: `test_exactly_once_rounds`.
+With --rounds all of this runs with typed frames as well, in sessions of their own, whose streams differ in the format
+of the records. Rounds without Spark: `test_exactly_once_rounds`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from helpers.spark.rounds_world import Round, SparkProcess, StandaloneCluster, Stream
+from helpers.spark.typed_frames import RAW, Frames
 
 from dlspark.core.administration.audit import audit_ledgers
 from dlspark.core.namespace import AsyncNamespace
@@ -39,11 +41,11 @@ class Place:
         spark: SparkProcess,
         cluster: StandaloneCluster | None,
         *,
+        typed: bool,
         tables: bool = False,
         one_log: bool = False,
-        typed: bool = False,
     ) -> None:
-        self.name, self.spark, self.cluster = name, spark, cluster
+        self.name, self.spark, self.cluster = f"{name}-typed" if typed else name, spark, cluster
         self._tables = tables
         self._one_log = one_log
         self._typed = typed
@@ -77,49 +79,46 @@ class Place:
         self.spark.kill()
 
 
+@pytest.fixture(scope="module", params=[RAW, "json"])
+def frames(request: pytest.FixtureRequest) -> Frames:
+    """Give the frames of the rounds; each place has one session for frames of bytes, then one for typed ones."""
+    return Frames(request.param)
+
+
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def local(frames: Frames, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """`local[2]`, and a task may fail twice."""
     place = tmp_path_factory.mktemp("local")
     spark = SparkProcess("local[2,3]", place)
-    yield Place("local", place, spark, None)
+    yield Place("local", place, spark, None, typed=frames.typed)
     spark.kill()
 
 
 @pytest.fixture(scope="module")
-def appended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def appended(frames: Frames, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """As `local`, and the query has one log, to which its batches are appended."""
     place = tmp_path_factory.mktemp("appended")
     spark = SparkProcess("local[2,3]", place)
-    yield Place("appended", place, spark, None, one_log=True)
+    yield Place("appended", place, spark, None, typed=frames.typed, one_log=True)
     spark.kill()
 
 
 @pytest.fixture(scope="module")
-def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """As `local`, and the logs declare columns, which the frames have."""
-    place = tmp_path_factory.mktemp("typed")
-    spark = SparkProcess("local[2,3]", place)
-    yield Place("typed", place, spark, None, typed=True)
-    spark.kill()
-
-
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def tables(frames: Frames, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """As `local`, and each batch is written to its logs by a `foreachBatch`."""
     place = tmp_path_factory.mktemp("tables")
     spark = SparkProcess("local[2,3]", place)
-    yield Place("tables", place, spark, None, tables=True)
+    yield Place("tables", place, spark, None, typed=frames.typed, tables=True)
     spark.kill()
 
 
 @pytest.fixture(scope="module")
-def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def standalone(frames: Frames, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A master and two workers."""
     place = tmp_path_factory.mktemp("standalone")
     cluster = StandaloneCluster(place)
     spark = SparkProcess(cluster.master, place)
-    yield Place("standalone", place, spark, cluster)
+    yield Place("standalone", place, spark, cluster, typed=frames.typed)
     spark.kill()
     cluster.stop()
 
@@ -367,13 +366,6 @@ def test_a_round_of_batches_that_are_appended_leaves_one_copy(
     sandbox: Sandbox, appended: Place, tmp_path: Path, round_seed: int
 ) -> None:
     run_round(sandbox, appended, tmp_path, round_seed)
-
-
-@pytest.mark.long
-def test_a_round_of_typed_frames_leaves_one_copy(
-    sandbox: Sandbox, typed: Place, tmp_path: Path, round_seed: int
-) -> None:
-    run_round(sandbox, typed, tmp_path, round_seed)
 
 
 def test_a_round_of_a_foreach_batch_over_several_logs_leaves_one_copy_in_each(

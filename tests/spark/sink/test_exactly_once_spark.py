@@ -1,6 +1,7 @@
 """Exactly once with Spark itself: drivers as processes, killed, doubled, retried and left without an answer.
 
-One round of each kind, a few with --rounds; more of each without a JVM are in `test_exactly_once_rounds`.
+One round of each kind, a few with --rounds, and then with typed frames as well; more of each without a JVM are in
+`test_exactly_once_rounds`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,26 +22,33 @@ import pyarrow as pa
 import pytest
 from helpers.paths import ROOT, SPARK_PROGRAMS
 from helpers.spark.programs.spark_driver import ROWS_PER_BATCH
-from helpers.spark.sink_driver import read_values
-from helpers.spark.typed_frames import RAW, declare
+from helpers.spark.sink_driver import declare_logs, read_values
+from helpers.spark.typed_frames import Using
 
-from dlspark.core.runtime import Runtime
 from dlspark.sandbox.sandbox import Sandbox
-from dlspark.spark.options.query_options import Options
-from dlspark.spark.options.registry import Scope
-from dlspark.spark.sink.session import open_session
 from dlspark.tables.arrow_types import schema_from_arrow
 from dlspark.tables.codecs import RecordDecoder
 from dlspark.tables.declaration import Declaration, RecordFormat
 from metadata.foundation import fault_points
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.torture, pytest.mark.timeout(1000)]
+BOTH = pytest.mark.usefixtures("frames")
 
 MOST_ROUNDS = 5
 """Queries of one driver where --rounds asks for more; without it there is one."""
 UNTIL = 2
 DRIVER_TIMEOUT_S = 400
 SCRIPT = SPARK_PROGRAMS / "spark_driver.py"
+SCHEMA = schema_from_arrow(
+    pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("item", pa.string()),
+            pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
+        ]
+    )
+)
+"""Of typed frames."""
 
 
 class Driver:
@@ -52,7 +61,7 @@ class Driver:
             "DLSPARK_URI": sandbox.uri,
             "DLSPARK_SET_zkSessionTimeoutSeconds": "4",
             "COMMIT_MODE": str(options.get("mode", "auto")),
-            "FRAMES": str(options.get("frames", RAW)),
+            "FRAMES": str(options.get("frames", Using.frames.kind)),
             "PROXY": str(options.get("proxy", "")),
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             fault_points.VARIABLE: json.dumps(options.get("faults", {})),
@@ -101,12 +110,37 @@ def drivers() -> Iterator[list[Driver]]:
         driver.kill()
 
 
-def queries(rounds: int | None) -> int:
-    return min(rounds or 1, MOST_ROUNDS)
+def targets_of(sandbox: Sandbox, name: str, place: Path, rounds: int | None) -> list[tuple[str, Path]]:
+    """The log and the checkpoint of each query of a driver."""
+    numbers = range(min(rounds or 1, MOST_ROUNDS))
+    return [(named(sandbox, f"{name}-{number}"), place / f"checkpoint-{number}") for number in numbers]
+
+
+def named(sandbox: Sandbox, log: str) -> str:
+    """A log's name for the frames of the test; if they are typed it declares their columns."""
+    if not Using.frames.typed:
+        return log
+    name = f"{log}-typed"
+    declare_logs(sandbox.uri, declaration_for(name), name)
+    return name
+
+
+def declaration_for(log: str) -> Declaration:
+    """What a log of typed frames declares: each format is some test's."""
+    formats = list(RecordFormat)
+    return Declaration.of(formats[zlib.crc32(log.encode()) % len(formats)], SCHEMA, timestamp="at")
+
+
+def count(sandbox: Sandbox, log: str) -> int:
+    txids, values = read_values(sandbox.uri, log)
+    return len(typed_ids(declaration_for(log), txids, values) if Using.frames.typed else values)
 
 
 def check(sandbox: Sandbox, log: str) -> None:
     """Every batch whole and once: the first task's rows (even numbers), then the second's."""
+    if Using.frames.typed:
+        check_typed(sandbox, log, declaration_for(log))
+        return
     txids, values = read_values(sandbox.uri, log)
     assert values == [
         str(batch * ROWS_PER_BATCH + n).encode()
@@ -117,11 +151,12 @@ def check(sandbox: Sandbox, log: str) -> None:
     assert txids == sorted(txids)
 
 
+@BOTH
 def test_a_driver_killed_between_publication_and_commit_log_leaves_one_copy(
     sandbox: Sandbox, tmp_path: Path, drivers: list[Driver]
 ) -> None:
     """Killed at either point, the second time by the driver that made up for the first, in the other mode."""
-    log, checkpoint = "spark-killed", tmp_path / "checkpoint"
+    log, checkpoint = named(sandbox, "spark-killed"), tmp_path / "checkpoint"
     # Where a batch is appended, the second point is in another process than the driver's.
     for batch, (point, mode) in enumerate([("sink.published", "auto"), ("sink.applied", "segments")]):
         flag = tmp_path / f"flag-{batch}"
@@ -133,17 +168,18 @@ def test_a_driver_killed_between_publication_and_commit_log_leaves_one_copy(
         doomed.kill()
         assert (checkpoint / "offsets" / str(batch)).exists()
         assert not (checkpoint / "commits" / str(batch)).exists()
-        assert len(read_values(sandbox.uri, log)[0]) == ROWS_PER_BATCH * (batch + 1)
+        assert count(sandbox, log) == ROWS_PER_BATCH * (batch + 1)
     again = Driver(sandbox, tmp_path, [(log, checkpoint)])
     drivers.append(again)
     again.wait()
     check(sandbox, log)
 
 
+@BOTH
 def test_a_task_that_fails_after_writing_and_runs_again_leaves_one_copy(
     sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None
 ) -> None:
-    targets = [(f"spark-retried-{number}", tmp_path / f"checkpoint-{number}") for number in range(queries(rounds))]
+    targets = targets_of(sandbox, "spark-retried", tmp_path, rounds)
     flag = tmp_path / "flag"
     # A worker that failed is not used again, so each of the struck tasks is the first of its process.
     script = {"sink.staged": {"do": "raise", "flag": str(flag)}}
@@ -158,10 +194,11 @@ def test_a_task_that_fails_after_writing_and_runs_again_leaves_one_copy(
         check(sandbox, log)
 
 
+@BOTH
 def test_two_drivers_with_one_checkpoint_leave_one_copy(
     sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None
 ) -> None:
-    targets = [(f"spark-twice-{number}", tmp_path / f"checkpoint-{number}") for number in range(queries(rounds))]
+    targets = targets_of(sandbox, "spark-twice", tmp_path, rounds)
     copies = [(log, tmp_path / f"copy-{number}") for number, (log, _) in enumerate(targets)]
     for (_, checkpoint), (_, copy) in zip(targets, copies, strict=True):
         checkpoint.mkdir()
@@ -178,10 +215,11 @@ def test_two_drivers_with_one_checkpoint_leave_one_copy(
         check(sandbox, log)
 
 
+@BOTH
 def test_a_publication_whose_answer_is_lost_leaves_one_copy(
     sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None
 ) -> None:
-    targets = [(f"spark-unknown-{number}", tmp_path / f"checkpoint-{number}") for number in range(queries(rounds))]
+    targets = targets_of(sandbox, "spark-unknown", tmp_path, rounds)
     flag = tmp_path / "flag"
     driver = Driver(sandbox, tmp_path, targets, faults={"sink.applied": {"do": "lose", "flag": str(flag)}})
     drivers.append(driver)
@@ -210,13 +248,11 @@ def test_typed_frames_of_a_driver_killed_behind_its_publication_are_there_once(
     tier: Sandbox, tmp_path: Path, drivers: list[Driver]
 ) -> None:
     """Each way's first batch is published, and Spark does not know it; another driver goes on with all of them."""
-    fields = [pa.field("id", pa.int64(), nullable=False), pa.field("item", pa.string())]
-    schema = schema_from_arrow(pa.schema([*fields, pa.field("at", pa.timestamp("us", "UTC"), nullable=False)]))
     targets = []
     for number, (way, options) in enumerate(WAYS.items()):
         log, checkpoint, flag = f"spark-typed-{way}", tmp_path / way, tmp_path / f"flag-{way}"
-        declaration = Declaration.of(list(RecordFormat)[number % 2], schema, timestamp="at")
-        Runtime.shared().run(declare_in(tier, log, declaration))
+        declaration = Declaration.of(list(RecordFormat)[number % 2], SCHEMA, timestamp="at")
+        declare_logs(tier.uri, declaration, log)
         faults = {"sink.published": {"do": "hang", "flag": str(flag)}}
         doomed = Driver(tier, tmp_path, [(log, checkpoint)], frames="typed", faults=faults, **options)
         drivers.append(doomed)
@@ -232,17 +268,17 @@ def test_typed_frames_of_a_driver_killed_behind_its_publication_are_there_once(
         check_typed(tier, log, declaration)
 
 
-async def declare_in(tier: Sandbox, log: str, declaration: Declaration) -> None:
-    session = await open_session(Options({"uri": tier.uri}, Scope.SINK_STREAM))
-    await declare(session.namespace.logs_store, log, declaration)
-
-
 def check_typed(tier: Sandbox, log: str, declaration: Declaration) -> None:
     """Every batch whole and once, in its place, and no row later than its id."""
     txids, payloads = read_values(tier.uri, log)
     assert txids == sorted(txids)
-    found = RecordDecoder(declaration).decode(pa.array(payloads, pa.binary()), pa.array(txids))
-    assert found.errors.null_count == len(payloads)
-    ids = [row["id"] for row in found.rows.to_pylist() if row["item"] == str(row["id"])]
+    ids = typed_ids(declaration, txids, payloads)
     batches = [sorted(ids[begin : begin + ROWS_PER_BATCH]) for begin in range(0, len(ids), ROWS_PER_BATCH)]
     assert batches == [list(range(n * ROWS_PER_BATCH, (n + 1) * ROWS_PER_BATCH)) for n in range(UNTIL + 1)]
+
+
+def typed_ids(declaration: Declaration, txids: list[int], payloads: list[bytes]) -> list[int]:
+    """The numbers of the rows that records hold, all of which fit."""
+    found = RecordDecoder(declaration).decode(pa.array(payloads, pa.binary()), pa.array(txids, pa.int64()))
+    assert found.errors.null_count == len(found.errors)
+    return [row["id"] for row in found.rows.to_pylist() if row["item"] == str(row["id"])]

@@ -3,6 +3,8 @@
 As many faults as `--rounds` says, one after the other (100 take 20 minutes). Then the logs, read without any proxy, are
 held against what the clients were told and what the queries have written: each row and each acknowledged record is
 there once, in its writer's order, and nothing that was refused. How long writes took outside of fail-overs is printed.
+With typed frames the queries' logs declare columns, which clients' records do not fit: one takes ids from times that
+are long past, whose rows get the ids of clients' records before them, the other has none.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from helpers.faults.fault_client import outcome
 from helpers.serving.rounds import row
+from helpers.spark.sink_driver import declare_logs
+from helpers.spark.typed_frames import EARLY, Frames, Using
 from helpers.waiting import wait_until
 
 from dlspark.core.codec.dlsn import DLSN
@@ -31,7 +35,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-pytestmark = [pytest.mark.processes, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(7200)]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.spark,
+    pytest.mark.long,
+    pytest.mark.timeout(7200),
+    pytest.mark.usefixtures("frames"),
+]
 
 LOGS = [f"beside-{number:02}" for number in range(20)]
 QUERIES = LOGS[:2]
@@ -112,10 +122,24 @@ def tier(tmp_path: Path) -> Iterator[Sandbox]:
         yield running
 
 
+def frames_of(log: str) -> Frames:
+    """What is written to `log`: bytes, unless a query writes typed frames to it."""
+    return Frames(Using.frames.kind, timed=log == QUERIES[0]) if log in QUERIES else Frames()
+
+
+def columns_for(log: str) -> list[str]:
+    """The columns of the query's frames, from numbers in `value`."""
+    text, frames = "concat('query ', value)", frames_of(log)
+    if not frames.typed:
+        return [f"{text} as value"]
+    own = [f"cast({text} as binary) as body", f"length({text}) as length"]
+    return [*own, f"{EARLY}L as at"] if frames.timed else own
+
+
 def started(spark: SparkSession, tier: Sandbox, log: str, place: Path) -> StreamingQuery:
     """A query that writes the numbers from 0 on to `log`, through the proxies, a batch a second."""
     rows = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=ROWS_PER_BATCH, numPartitions=1).load()
-    writer = rows.selectExpr("concat('query ', value) as value").writeStream.format("distributedlog")
+    writer = rows.selectExpr(*columns_for(log)).writeStream.format("distributedlog")
     writer = writer.options(uri=tier.uri, proxy="discover", checkpointLocation=str(place / log))
     return writer.trigger(processingTime="1 second").start(log)
 
@@ -137,13 +161,14 @@ def break_one(tier: Sandbox, number: int, rng: random.Random) -> tuple[float, fl
 
 
 async def held(uri: str) -> dict[str, list[tuple[DLSN, str]]]:
-    """All records of all logs, read from storage nodes."""
+    """All records of all logs, read from storage nodes; of a typed row, what its body is."""
     found: dict[str, list[tuple[DLSN, str]]] = {log: [] for log in LOGS}
     async with await AsyncNamespace.open(uri) as namespace:
         for log in LOGS:
             async with await namespace.open_log(log) as opened, await opened.open_reader("earliest") as reader:
                 while more := await reader.read_available(1000, wait=True):
-                    found[log] += [(one.dlsn, one.payload.decode()) for one in more]
+                    values = frames_of(log).read([one.payload for one in more], [one.txid for one in more])
+                    found[log] += [(one.dlsn, value.decode()) for one, value in zip(more, values, strict=True)]
     return found
 
 
@@ -173,6 +198,8 @@ def test_nothing_is_lost_or_twice_while_proxies_die_and_stand_still(
     tier: Sandbox, spark: SparkSession, tmp_path: Path, rounds: int | None
 ) -> None:
     rng, faults = random.Random(rounds), []
+    for log in QUERIES if Using.frames.typed else ():
+        declare_logs(tier.uri, frames_of(log).declaration, log)
     queries = [started(spark, tier, log, tmp_path) for log in QUERIES]
     clients = Clients(tier.uri)
     try:

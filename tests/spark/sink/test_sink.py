@@ -1,4 +1,7 @@
-"""Writing with a real Spark session: batch, streaming, foreachBatch, and every refusal with its mend."""
+"""Writing with a real Spark session: batch, streaming, foreachBatch, and every refusal with its mend.
+
+What is written once whatever is run again, is so with typed frames as well. More of these: `test_sink_typed_spark`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.spark.sink_driver import Plan, read_values, run_driver
+from helpers.spark.sink_driver import Plan, declare_logs, read_values, run_driver
+from helpers.spark.typed_frames import Using
 
 from dlspark.core.runtime import Runtime
 from dlspark.core.sync.namespace import Namespace
@@ -27,6 +31,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.processes]
 
 FreshLog = Callable[..., str]
 PER_BATCH = 100
+BOTH = pytest.mark.usefixtures("frames")
+TYPED_COLUMNS = [
+    "cast(value as binary) as body",
+    "cast(length(value) as int) as length",
+    "1000 + crc32(cast(value as binary)) % 500 as at",
+]
+"""Of a string `value`; times of all tasks and batches overlap."""
 
 
 @pytest.fixture
@@ -60,8 +71,35 @@ def stream(spark: SparkSession) -> DataFrame:
     return source.selectExpr("cast(value as string) as value")
 
 
+def framed(frame: DataFrame) -> DataFrame:
+    """Rows with a string `value` as a frame of the test's kind."""
+    return frame.selectExpr(*TYPED_COLUMNS) if Using.frames.typed else frame
+
+
+def declared(sandbox: Sandbox, *logs: str) -> tuple[str, ...]:
+    """The logs, which declare the columns of the test's frames if they are typed."""
+    if Using.frames.typed:
+        declare_logs(sandbox.uri, Using.frames.declaration, *logs)
+    return logs
+
+
+def written(sandbox: Sandbox, log: str) -> tuple[list[int], list[bytes]]:
+    """Transaction ids and values of a log, whatever its records are."""
+    txids, payloads = read_values(sandbox.uri, log)
+    return txids, Using.frames.read(payloads, txids)
+
+
 def check_stream(txids: list[int], values: list[bytes], batches: int) -> None:
-    """Each of `batches` whole and once, under one timestamp: the first task's rows (even), then the second's."""
+    """Each of `batches` whole and once, under one timestamp: the first task's rows (even), then the second's.
+
+    Rows of typed frames have times of their own, and are in any order in their batch.
+    """
+    if Using.frames.typed:
+        parts = [values[begin : begin + PER_BATCH] for begin in range(0, len(values), PER_BATCH)]
+        found = [sorted(map(int, part)) for part in parts]
+        assert found == [list(range(n * PER_BATCH, (n + 1) * PER_BATCH)) for n in range(batches)]
+        assert txids == sorted(txids)
+        return
     expected = [
         str(batch * PER_BATCH + n).encode()
         for batch in range(batches)
@@ -176,77 +214,83 @@ def test_an_empty_micro_batch_creates_the_log_that_it_names(
     assert spark.read.format("distributedlog").load(fresh_log()).count() == 0
 
 
+@BOTH
 def test_a_numbered_write_is_done_once(spark: SparkSession, sandbox: Sandbox, fresh_log: FreshLog) -> None:
-    log = fresh_log()
+    (log,) = declared(sandbox, fresh_log())
     application = fresh_log("etl")
     for version in (1, 1, 2, 1, 2):
-        save(rows(spark, 10, columns="value"), log, txnAppId=application, txnVersion=version)
-    txids, _ = read_values(sandbox.uri, log)
+        save(framed(rows(spark, 10, columns="value")), log, txnAppId=application, txnVersion=version)
+    txids, values = written(sandbox, log)
     assert len(txids) == 20
-    assert len(set(txids)) == 2
+    assert all(sorted(part) == [f"row {n}".encode() for n in range(10)] for part in (values[:10], values[10:]))
+    assert Using.frames.typed or len(set(txids)) == 2
 
 
+@BOTH
 def test_a_stream_is_written_once_though_its_newest_commit_entries_are_lost(
     spark: SparkSession, sandbox: Sandbox, fresh_log: FreshLog, checkpoint: Path
 ) -> None:
-    log = fresh_log()
-    run_batches(stream(spark), log, checkpoint, until=2)
+    (log,) = declared(sandbox, fresh_log())
+    run_batches(framed(stream(spark)), log, checkpoint, until=2)
     for _ in range(2):
         newest = committed(checkpoint)
         (checkpoint / "commits" / str(newest)).unlink()
         (checkpoint / "commits" / f".{newest}.crc").unlink(missing_ok=True)
-        run_batches(stream(spark), log, checkpoint, until=newest + 1)
-    txids, values = read_values(sandbox.uri, log)
+        run_batches(framed(stream(spark)), log, checkpoint, until=newest + 1)
+    txids, values = written(sandbox, log)
     batches = len(values) // PER_BATCH  # one more than are committed, if the stop came between the two commits
     assert batches in (committed(checkpoint) + 1, committed(checkpoint) + 2)
     check_stream(txids, values, batches)
 
 
+@BOTH
 def test_foreach_batch_with_a_version_is_written_once(
     spark: SparkSession, sandbox: Sandbox, fresh_log: FreshLog, checkpoint: Path
 ) -> None:
-    log, application = fresh_log(), fresh_log("app")
+    (log,), application = declared(sandbox, fresh_log()), fresh_log("app")
 
     def write(frame: DataFrame, batch: int) -> None:
         for _ in range(2):  # as if the function had been run again after a failure
-            save(frame, log, txnAppId=application, txnVersion=batch)
+            save(framed(frame), log, txnAppId=application, txnVersion=batch)
 
     query = stream(spark).writeStream.foreachBatch(write).option("checkpointLocation", str(checkpoint)).start()
     while not (checkpoint / "commits" / "2").exists():
         assert not query.awaitTermination(0.05), query.exception()
     query.stop()
-    txids, values = read_values(sandbox.uri, log)
+    txids, values = written(sandbox, log)
     assert len(values) >= 3 * PER_BATCH
     check_stream(txids, values, len(values) // PER_BATCH)
 
 
+@BOTH
 def test_foreach_batch_with_one_version_for_two_logs_writes_both(
     spark: SparkSession, sandbox: Sandbox, fresh_log: FreshLog, checkpoint: Path
 ) -> None:
     """Delta's idiom: the application's name and the batch's number for every table."""
-    logs, application = [fresh_log("flights"), fresh_log("trains")], fresh_log("app")
+    logs, application = declared(sandbox, fresh_log("flights"), fresh_log("trains")), fresh_log("app")
 
     def write(frame: DataFrame, batch: int) -> None:
         for _ in range(2):
             for log in logs:
-                save(frame, log, txnAppId=application, txnVersion=batch)
+                save(framed(frame), log, txnAppId=application, txnVersion=batch)
 
     query = stream(spark).writeStream.foreachBatch(write).option("checkpointLocation", str(checkpoint)).start()
     while not (checkpoint / "commits" / "1").exists():
         assert not query.awaitTermination(0.05), query.exception()
     query.stop()
     for log in logs:
-        txids, values = read_values(sandbox.uri, log)
+        txids, values = written(sandbox, log)
         assert len(values) >= 2 * PER_BATCH, log
         check_stream(txids, values, len(values) // PER_BATCH)
 
 
+@BOTH
 def test_a_fork_of_a_checkpoint_writes_its_batches_into_another_log(
     spark: SparkSession, sandbox: Sandbox, fresh_log: FreshLog, checkpoint: Path
 ) -> None:
     """The checkpoint is copied, each copy goes on by itself, and each log has its query's batches, once."""
-    log, other = fresh_log("flights"), fresh_log("trains")
-    run_batches(stream(spark), log, checkpoint, until=1)
+    log, other = declared(sandbox, fresh_log("flights"), fresh_log("trains"))
+    run_batches(framed(stream(spark)), log, checkpoint, until=1)
     fork = checkpoint.with_name("fork")
     shutil.copytree(checkpoint, fork)
     newest = committed(fork)
@@ -254,10 +298,10 @@ def test_a_fork_of_a_checkpoint_writes_its_batches_into_another_log(
     for folder, number in (("commits", newest), ("offsets", newest + 1)):
         for name in (f"{number}", f".{number}.crc"):
             (fork / folder / name).unlink(missing_ok=True)
-    run_batches(stream(spark), log, checkpoint, until=newest + 2)
-    run_batches(stream(spark), other, fork, until=newest + 2)
+    run_batches(framed(stream(spark)), log, checkpoint, until=newest + 2)
+    run_batches(framed(stream(spark)), other, fork, until=newest + 2)
     for name, first in ((log, 0), (other, newest)):
-        txids, values = read_values(sandbox.uri, name)
+        txids, values = written(sandbox, name)
         batches = len(values) // PER_BATCH
         assert batches >= newest + 3 - first, name
         check_stream(txids, [str(int(value) - first * PER_BATCH).encode() for value in values], batches)

@@ -99,6 +99,7 @@ def open_segments(query: Query) -> list[bool]:
         return [segment.in_progress for segment in log.segments()]
 
 
+@BOTH
 def test_fifty_batches_make_one_segment_through_one_process(query: Query) -> None:
     for batch in range(50):
         query.run(batch)
@@ -123,6 +124,7 @@ def test_its_folder_is_for_its_user_alone_and_requests_show_its_secret(query: Qu
     query.check(2)
 
 
+@BOTH
 def test_sigterm_gives_the_log_up_and_the_next_batch_starts_another_process(query: Query) -> None:
     query.run(0)
     first = query.process
@@ -145,6 +147,7 @@ def test_a_killed_process_is_followed_by_another_that_goes_on(query: Query) -> N
     query.check(4)
 
 
+@BOTH
 def test_an_idle_process_gives_the_log_up_and_ends(sandbox: Sandbox) -> None:
     query = Query(sandbox.uri, appendIdleRelease="200ms")
     query.run(0)
@@ -222,6 +225,7 @@ def test_errors_of_the_process_are_those_of_the_sink(sandbox: Sandbox) -> None:
     assert caught.value.log == query.log
 
 
+@BOTH
 def test_a_long_path_and_a_name_that_another_user_took_keep_no_batch_from_being_appended(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +248,7 @@ def test_a_long_path_and_a_name_that_another_user_took_keep_no_batch_from_being_
 
 
 @pytest.mark.parametrize("mode", ["append", "auto"])
+@BOTH
 def test_where_there_is_no_folder_auto_makes_segments_and_append_says_why(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 from helpers.spark.sink_world import NS, SINK, job, staged_segment
+from helpers.spark.typed_frames import Using
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from dlspark.spark.sink.messages import Publication, StagedSegment
+from dlspark.spark.sink.messages import IdOrigin, Publication, StagedSegment
 from dlspark.spark.sink.segments.commit import Publisher
 from dlspark.spark.sink.segments.log_access import LogRules, NamespaceLogs
 from metadata.distributedlog.bindings import Binding
@@ -19,6 +20,8 @@ from metadata.distributedlog.permissions import Action, Permissions, PermissionS
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sinks import SinkStore
 from metadata.zookeeper.memory import MemoryStore, MemoryTree
+
+pytestmark = pytest.mark.usefixtures("frames")
 
 
 async def unused(*_: object) -> None:
@@ -77,7 +80,8 @@ async def staged(sink: Sink, *names: str) -> tuple[StagedSegment, ...]:
     await sink.sinks.ensure(SINK)
     for number, name in enumerate(names, start=1):
         await sink.sinks.list_ledger(SINK, job().staged(number, name), name)
-    return tuple(staged_segment(name, number, 0, 1, 2) for number, name in enumerate(names, start=1))
+    origin = IdOrigin.TIMED if Using.frames.typed else IdOrigin.GIVEN
+    return tuple(staged_segment(name, number, 0, 1, 2, origin=origin) for number, name in enumerate(names, start=1))
 
 
 async def ledgers(logs: LogStore, *names: str) -> list[int]:

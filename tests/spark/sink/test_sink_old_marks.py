@@ -1,6 +1,7 @@
 """Marks of the old form, one for all logs, as version 0.1.0 wrote them: honoured, and taken for no more than they say.
 
-What that version had published is in no log twice, and no log is told that it has what it never got (I9).
+What that version had published is in no log twice, and no log is told that it has what it never got (I9): also where
+its log declares a schema since, and the batch that comes again is of typed frames.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sink_marks import LogMark, SinkMark
 from metadata.foundation.errors import BadVersionError, CorruptDataError
 from metadata.store import Op, SetData
+
+pytestmark = pytest.mark.usefixtures("frames")
 
 ROOT = f"{NS}/.sinks/{SINK}"
 UNTOUCHED = b'{"v":1,"batch":-1,"attempt":""}'
@@ -92,6 +95,7 @@ async def lssns(driver: Process, log: str) -> list[int]:
     return [one.lssn for one in await driver.segments(log)]
 
 
+@pytest.mark.parametrize("frames", ["raw"], indirect=True)  # what version 0.1.0 wrote
 async def test_the_bytes_are_those_of_version_0_1_0(driver: Process, old: OldDriver) -> None:
     data, stat = await driver.store.get(ROOT)
     assert data == b'{"v":1,"batch":2,"attempt":"old2","rows":[[2,12],[1,14],[0,13]]}'

@@ -16,6 +16,8 @@ from dlspark.spark.sink.segments.leftovers import (
 )
 from metadata.foundation.errors import CallerError
 
+pytestmark = pytest.mark.usefixtures("frames")
+
 HOUR_MS = 3_600_000
 BEGIN_MS = 1_000_000_000_000
 

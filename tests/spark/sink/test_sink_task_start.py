@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from helpers.bookie.strangers import write_as_stranger
 from helpers.spark.sink_world import round_trips
+from helpers.spark.typed_frames import Using
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.columns import SinkColumns
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
 QUERY = "query-1"
 ONE_LOG = SinkColumns(value=0, transaction_id=None, log=None, one_log="flights")
 BY_COLUMN = SinkColumns(value=0, transaction_id=None, log=1, one_log=None)
+BOTH = pytest.mark.usefixtures("frames")
+
+
+def one_log() -> SinkColumns:
+    """The columns of the test's frames, for one log."""
+    return Using.frames.columns("flights", ids=False)
+
+
+def one_row() -> pa.RecordBatch:
+    return Using.frames.batch([b"x"])
 
 
 class Worker:
@@ -44,14 +55,14 @@ class Worker:
     def staging(self, job: JobId, columns: SinkColumns) -> Staging:
         return Staging(self.session, job, columns, 0, 1000)
 
-    async def run(self, job: JobId, *logs: str, columns: SinkColumns = ONE_LOG) -> SinkMessage:
-        """As `run_task` does: one batch of one row for each log."""
-        staging = self.staging(job, columns)
+    async def run(self, job: JobId, *logs: str, columns: SinkColumns | None = None) -> SinkMessage:
+        """As `run_task` does: one batch of one row for each log, whose names the rows have unless there is one."""
+        staging = self.staging(job, columns or one_log())
         await asyncio.sleep(0)  # the first rows come
         if not logs:
             return SinkMessage(job, segments=await staging.finish())
         values = pa.array([b"x"] * len(logs), pa.binary())
-        batch = pa.record_batch([values, pa.array(logs)], names=["value", "log"])
+        batch = pa.record_batch([values, pa.array(logs)], names=["value", "log"]) if columns else one_row()
         rows = staging.task.split(batch)
         await staging.meet(staging.task.unmet(rows))
         for cut in [*staging.task.take(rows), *staging.task.rest()]:
@@ -133,6 +144,7 @@ async def test_a_task_without_rows_makes_no_ledger_and_leaves_the_sink_for_the_c
     assert await worker.ledgers() == set()
 
 
+@BOTH
 async def test_what_a_replay_made_before_it_knew_goes_with_its_commit(worker: Worker) -> None:
     for batch in range(2):
         await worker.commit(await worker.run(worker.job(batch), "flights"))
@@ -143,6 +155,7 @@ async def test_what_a_replay_made_before_it_knew_goes_with_its_commit(worker: Wo
     assert await worker.ledgers() == await worker.published("flights")
 
 
+@BOTH
 async def test_a_fresh_worker_asks_for_the_mark_before_it_makes_anything(
     driver_world: DriverWorld, worker: Worker
 ) -> None:
@@ -155,6 +168,7 @@ async def test_a_fresh_worker_asks_for_the_mark_before_it_makes_anything(
     await fresh.session._ahead  # type: ignore[misc]
 
 
+@BOTH
 async def test_a_sink_that_was_removed_since_the_last_task_is_made_again(worker: Worker) -> None:
     await worker.commit(await worker.run(worker.job(0), "flights"))
     assert await worker.session.sinks.remove(QUERY)
@@ -162,6 +176,7 @@ async def test_a_sink_that_was_removed_since_the_last_task_is_made_again(worker:
     assert len(await worker.published("flights")) == 2
 
 
+@BOTH
 async def test_no_entry_is_sent_before_the_mark_was_seen(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch is published by another driver, and its sink's mark is answered late."""
     await worker.commit(await worker.run(worker.job(0), "flights"))
@@ -173,8 +188,8 @@ async def test_no_entry_is_sent_before_the_mark_was_seen(worker: Worker, monkeyp
         return await covered(job, logs)
 
     monkeypatch.setattr(worker.session, "covered", late)
-    staging = worker.staging(worker.job(0), ONE_LOG)
-    rows = staging.task.split(pa.record_batch([pa.array([b"x"], pa.binary())], names=["value"]))
+    staging = worker.staging(worker.job(0), one_log())
+    rows = staging.task.split(one_row())
     meeting = asyncio.ensure_future(staging.meet(staging.task.unmet(rows)))
     done, _ = await asyncio.wait([meeting], timeout=0.2)
     assert not done
@@ -185,13 +200,14 @@ async def test_no_entry_is_sent_before_the_mark_was_seen(worker: Worker, monkeyp
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3, 6, 10, 20, 60])
+@BOTH
 async def test_a_task_that_gives_up_leaves_nothing_that_its_driver_does_not_sweep(worker: Worker, turns: int) -> None:
     await worker.commit(await worker.run(worker.job(0), "flights"))
     await worker.session._ahead  # type: ignore[misc]
     before = asyncio.all_tasks()
     job = worker.job(1)
-    staging = worker.staging(job, ONE_LOG)
-    rows = staging.task.split(pa.record_batch([pa.array([b"x"], pa.binary())], names=["value"]))
+    staging = worker.staging(job, one_log())
+    rows = staging.task.split(one_row())
     meeting = asyncio.ensure_future(staging.meet(staging.task.unmet(rows)))
     for _ in range(turns):
         await asyncio.sleep(0)

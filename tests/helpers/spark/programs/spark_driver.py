@@ -16,6 +16,8 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
 
 ROWS_PER_BATCH = 100
+RAW = "raw"
+"""Of the variable FRAMES; with any other the frames have TYPED_COLUMNS."""
 TYPED_COLUMNS = ["value as id", "cast(value as string) as item", "timestamp_millis(90000 + 37 * value % 1000) as at"]
 """Of a log that takes ids from `at`: times of all tasks and batches overlap."""
 CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -49,7 +51,7 @@ def run(spark: SparkSession, log: str, checkpoint: Path, until: int) -> None:
         .load()
     )
     rows = source.where(f"value < {ROWS_PER_BATCH * (until + 1)}")
-    columns = TYPED_COLUMNS if os.environ.get("FRAMES") == "typed" else ["cast(value as string) as value"]
+    columns = ["cast(value as string) as value"] if os.environ["FRAMES"] == RAW else TYPED_COLUMNS
     query = (
         rows.selectExpr(*columns)
         .writeStream.format("distributedlog")

@@ -11,6 +11,8 @@
 Where batches are appended, queries 1 and 2 have a trigger of one second. `both` as COMMIT_MODE: query 1 appends its
 batches, query 2 makes segments.
 
+With variable FRAMES other than `raw` the logs declare columns, which the queries read and write.
+
 It ends when every log has its rows, or with the error of the first query that has failed.
 """
 
@@ -36,6 +38,14 @@ ROWS_PER_BATCH = 50
 CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 PAUSE_S = 0.2
 BOTH = "both"
+RAW = "raw"
+COLUMNS = {
+    "value": "cast(value as string)",
+    "body": "cast(cast(value as string) as binary)",
+    "length": "cast(length(cast(value as string)) as int)",
+    "at": "1000 + 37 * value % 500",
+}
+"""What is written of the source's numbers. Times of rows overlap."""
 
 
 class Queries:
@@ -45,6 +55,7 @@ class Queries:
         self._name = name
         self._rows = rows
         self._modes = {"a": "append", "b": "segments"} if mode == BOTH else dict.fromkeys("ab", mode)
+        self._columns = ["value"] if os.environ["FRAMES"] == RAW else ["body", "length", "at"]
         self._running: list[StreamingQuery] = []
 
     def start(self) -> None:
@@ -70,11 +81,12 @@ class Queries:
             .option("startTimestamp", 1000)
             .load()
         )
-        rows = source.where(f"value < {self._rows}").selectExpr("cast(value as string) as value")
+        own = [f"{COLUMNS[name]} as {name}" for name in self._columns]
+        rows = source.where(f"value < {self._rows}").selectExpr(*own)
         return self._written(rows, "a")
 
     def _second(self) -> DataStreamWriter:
-        rows = self._read().option("minPartitions", 2).load(f"{self._name}-a").select("value")
+        rows = self._read().option("minPartitions", 2).load(f"{self._name}-a").select(*self._columns)
         return self._written(rows, "b")
 
     def _written(self, rows: DataFrame, part: str) -> DataStreamWriter:
@@ -86,7 +98,7 @@ class Queries:
         name = f"{self._name}-c"
 
         def write(frame: DataFrame, batch: int) -> None:
-            numbered = frame.select("value").write.format("distributedlog").mode("append")
+            numbered = frame.select(*self._columns).write.format("distributedlog").mode("append")
             numbered.option("txnAppId", name).option("txnVersion", batch).save(name)
 
         return self._read().load(f"{self._name}-a").writeStream.foreachBatch(write)
