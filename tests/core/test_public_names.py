@@ -87,6 +87,7 @@ CODES = {
     "ServiceUnavailableError": 503,
     "SessionExpiredError": 505,
     "SettingsError": 500,
+    "SqlTextError": 500,
     "StreamNotReadyError": 518,
     "StreamUnavailableError": 515,
     "TooManyProducersError": 517,
