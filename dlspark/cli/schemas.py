@@ -214,8 +214,9 @@ async def _declare(
         if former is not None:
             question = f"Withdraw the schema of {log.name}, with {former}, for another?"
             confirm(f"{question} Records that were written by it may not fit then.", yes=yes)
-            await log.withdraw_schema()
-        made = await log.declare_schema(given.schema, chosen, timestamp, bool(strict), registered or None)
+        made = await log.declare_schema(
+            given.schema, chosen, timestamp, bool(strict), registered or None, replace=former is not None
+        )
     count = counted(len(made.current.fields), "column")
     did = "would declare" if dry_run else "declares"
     result = about(log.name, made) | {"changes": [], "dry_run": dry_run}

@@ -302,6 +302,7 @@ class AsyncLog(OnOneLoop, LogPositions):
         timestamp: str | None = None,
         strict: bool = False,
         confluent: Mapping[int, object] | None = None,
+        replace: bool = False,
     ) -> Declaration:
         """Declare what each record is: a row of these columns. Records are not looked at, and stay as they are.
 
@@ -311,13 +312,14 @@ class AsyncLog(OnOneLoop, LogPositions):
             timestamp: the column that gives each record its transaction id, in milliseconds; for good.
             strict: whether reading ends at a record that does not fit, in place of a row that says why.
             confluent: as in `change_schema`.
+            replace: whether it takes the place of what the log declares, with all versions, in one step.
 
-        Raises SchemaExistsError where the log declares a schema, InvalidSchemaError, LogNotFoundError,
-        RequestDeniedError where it may not be written.
+        Raises SchemaExistsError where the log declares a schema that is not to be replaced, InvalidSchemaError,
+        LogNotFoundError, RequestDeniedError where it may not be written.
         """
         declaration = declaration_of(schema, format, timestamp=timestamp, strict=strict, confluent=confluent)
         await self._permit_declaring()
-        await self._declarations.declare(declaration)
+        await self._declarations.declare(declaration, replace=replace)
         return declaration
 
     async def change_schema(

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlspark.tables.arrow_types import all_nullable, arrow_schema, arrow_type
-from dlspark.tables.errors import RowRefusedError
+from dlspark.tables.errors import RowRefusedError, missing_value_error, repeated_key_error, untold_time_error
 from dlspark.tables.resolution import has_key_twice, outside_years
 from dlspark.tables.types import (
     BINARY,
@@ -66,30 +66,39 @@ def encode_rows(
 
 
 def encode_sized(
-    rows: pa.RecordBatch, schema: Schema, declaration: str = "", *, max_bytes: int | None = None
+    rows: pa.RecordBatch,
+    schema: Schema,
+    declaration: str = "",
+    *,
+    max_bytes: int | None = None,
+    max_rows: int | None = None,
 ) -> tuple[pa.Array, list[int]]:
-    """Return the payloads as `encode_rows`, and how many rows each record holds."""
+    """Return the payloads as `encode_rows`, and how many rows each record holds: `max_rows` at most."""
     arrow = arrow_schema(schema)
     if declaration:
         arrow = arrow.with_metadata({DECLARATION: declaration.encode()})
-    records = _records(rows, schema, arrow, max_bytes) if len(rows) else []
+    records = _records(rows, schema, arrow, max_bytes, min(max_rows or MAX_ROWS, MAX_ROWS)) if len(rows) else []
     return pa.array([payload for payload, _ in records], pa.large_binary()), [count for _, count in records]
 
 
-def _records(given: pa.RecordBatch, schema: Schema, arrow: pa.Schema, max_bytes: int | None) -> list[tuple[bytes, int]]:
+def _records(
+    given: pa.RecordBatch, schema: Schema, arrow: pa.Schema, max_bytes: int | None, max_rows: int
+) -> list[tuple[bytes, int]]:
     """Return the records of rows, one of them or more, and how many rows each holds."""
-    columns = [_column(one, _plain(given.column(one.name), one), None, one.name) for one in schema.fields]
-    rows = pa.RecordBatch.from_arrays(columns, schema=arrow)
-    if len(rows) <= MAX_ROWS:
+    if len(given) <= max_rows:
+        # Made anew of each part: a slice's buffers are those of the whole.
+        columns = [_column(one, _plain(given.column(one.name), one), None, one.name) for one in schema.fields]
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as stream:
-            stream.write_batch(rows)
+        with pa.ipc.new_stream(sink, arrow, options=_OPTIONS) as stream:
+            stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=arrow))
         payload = sink.getvalue().to_pybytes()
-        if max_bytes is None or len(payload) <= max_bytes or len(rows) == 1:
-            return [(payload, len(rows))]
-    half = len(rows) // 2
+        if max_bytes is None or len(payload) <= max_bytes or len(given) == 1:
+            return [(payload, len(given))]
+    half = len(given) // 2
     return [
-        made for part in (rows.slice(0, half), rows.slice(half)) for made in _records(part, schema, arrow, max_bytes)
+        made
+        for part in (given.slice(0, half), given.slice(half))
+        for made in _records(part, schema, arrow, max_bytes, max_rows)
     ]
 
 
@@ -118,11 +127,7 @@ def _column(one: Field, column: pa.Array, there: pa.Array | None, path: str) -> 
         missing = pc.and_(missing, there)
     if missing is not None and pc.any(missing).as_py():
         row = pc.index(missing, True).as_py()
-        raise RowRefusedError(
-            f"Column {path} is NOT NULL, and row {row} has no value of it; nothing was written",
-            advice="Give it a value, leave the row out, or let the column be null (ALTER TABLE ... ALTER COLUMN ... "
-            "DROP NOT NULL; not one that gives transaction ids)",
-        )
+        raise missing_value_error(path, row)
     type_, made = one.type, arrow_type(one.type)
     if not len(column):
         return pa.array([], made)
@@ -154,9 +159,7 @@ def _map(type_: MapOf, column: pa.Array, bitmap: pa.Buffer | None, path: str) ->
     key = _column(type_.key, entries.keys.slice(first, size), None, f"{path}.key")
     value = _column(type_.value, entries.items.slice(first, size), None, f"{path}.value")
     if has_key_twice(lengths, key):
-        raise RowRefusedError(
-            f"Column {path} has a map with a key twice; nothing was written", advice="Keep one of its values"
-        )
+        raise repeated_key_error(path)
     pairs = pa.Array.from_buffers(pa.struct([made.key_field, made.item_field]), size, [None], children=[key, value])
     return pa.Array.from_buffers(made, len(column), [bitmap, _offsets(lengths)], children=[pairs])
 
@@ -176,10 +179,7 @@ def _values(type_: Type, column: pa.Array, path: str) -> list[pa.Buffer]:
     if type_ in (FLOAT, DOUBLE):
         filled = pc.if_else(pc.is_nan(filled), pa.scalar(math.nan, filled.type), filled)
     if type_ in (DATE, TIMESTAMP, TIMESTAMP_NTZ) and outside_years(type_, filled):
-        raise RowRefusedError(
-            f"Column {path} has a time outside of the years 1 to 9999; nothing was written",
-            advice="Give a time within them, or null",
-        )
+        raise untold_time_error(path)
     return [_numbers(filled)]
 
 

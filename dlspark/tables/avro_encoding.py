@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlspark.tables.avro_schema import avro_names, avro_schema, bytes_of_decimal, without_logical_types
-from dlspark.tables.errors import MissingExtraError, RowRefusedError
+from dlspark.tables.errors import MissingExtraError, missing_value_error, repeated_key_error, untold_time_error
 from dlspark.tables.resolution import outside_years
 from dlspark.tables.types import (
     DATE,
@@ -95,11 +95,7 @@ def _present(one: Field, column: pa.Array, path: str) -> list[object]:
     """Return a field's values. Raises RowRefusedError where a required one is missing."""
     if one.required and column.null_count:
         row = pc.index(column.is_null(), pa.scalar(True)).as_py()
-        raise RowRefusedError(
-            f"Column {path} is NOT NULL, and row {row} has no value of it; nothing was written",
-            advice="Give it a value, leave the row out, or let the column be null (ALTER TABLE ... ALTER COLUMN ... "
-            "DROP NOT NULL; not one that gives transaction ids)",
-        )
+        raise missing_value_error(path, row)
     if not column.null_count:
         return _values(column, one.type, path)
     # What is null has no parts, so none can be missing: only the others are looked at.
@@ -143,9 +139,7 @@ def _maps(column: pa.Array, type_: MapOf, path: str) -> list[object]:
     made: list[object] = []
     for entries in _slices([*zip(keys, values, strict=True)], column):
         if len({repr(key) for key, _ in entries}) < len(entries):
-            raise RowRefusedError(
-                f"Column {path} has a map with a key twice; nothing was written", advice="Keep one of its values"
-            )
+            raise repeated_key_error(path)
         in_array = type_.key.type != STRING
         made.append([{"key": key, "value": value} for key, value in entries] if in_array else dict(entries))
     return made
@@ -161,9 +155,6 @@ def _unscaled(number: Number, scale: int) -> int:
 
 def _times(column: pa.Array, type_: Type, path: str) -> list[object]:
     if outside_years(type_, column):
-        raise RowRefusedError(
-            f"Column {path} has a time outside of the years 1 to 9999; nothing was written",
-            advice="Give a time within them, or null",
-        )
+        raise untold_time_error(path)
     found: list[object] = column.cast(pa.int32() if type_ == DATE else pa.int64()).to_pylist()
     return found

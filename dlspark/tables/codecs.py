@@ -32,7 +32,7 @@ from dlspark.tables.declaration import Declaration, RecordFormat
 from dlspark.tables.errors import RowRefusedError
 from dlspark.tables.evolution import widened
 from dlspark.tables.json_decoding import JsonReader, value_of_default
-from dlspark.tables.resolution import DecodedRows, other_names
+from dlspark.tables.resolution import DecodedRows, lists_of, other_names
 from dlspark.tables.types import (
     DATE,
     DOUBLE,
@@ -81,12 +81,13 @@ class RecordEncoder:
     Args:
         declaration: What the log says of its records.
         max_bytes: Bytes of a record at most, where a record holds many rows; a single row may have more.
+        max_rows: Rows of a record at most, where it holds many.
 
     Raises:
         RowRefusedError: the log's records are made by another version of the encoder.
     """
 
-    def __init__(self, declaration: Declaration, max_bytes: int | None = None) -> None:
+    def __init__(self, declaration: Declaration, max_bytes: int | None = None, max_rows: int | None = None) -> None:
         if declaration.encoder != ENCODERS[declaration.format]:
             raise RowRefusedError(
                 f"The log's records are made by version {declaration.encoder} of the encoder of "
@@ -96,6 +97,7 @@ class RecordEncoder:
             )
         self.declaration = declaration
         self._max_bytes = max_bytes
+        self._max_rows = max_rows
         self._time = declaration.timestamp_field(declaration.current)
 
     def encode(self, rows: pa.RecordBatch) -> EncodedRows:
@@ -117,7 +119,9 @@ class RecordEncoder:
             return EncodedRows(json_encoding.encode_rows(fitting, schema), times)
         if format_ is RecordFormat.AVRO:
             return EncodedRows(avro_encoding.encode_rows(fitting, schema), times)
-        payloads, sizes = arrow_encoding.encode_sized(fitting, schema, self.declaration.id, max_bytes=self._max_bytes)
+        payloads, sizes = arrow_encoding.encode_sized(
+            fitting, schema, self.declaration.id, max_bytes=self._max_bytes, max_rows=self._max_rows
+        )
         counts = pa.array(sizes, pa.int64())
         return EncodedRows(payloads, None if times is None else _latest(times, counts), counts)
 
@@ -164,18 +168,13 @@ class RecordDecoder:
 
 def record_of_row(counts: pa.Array) -> pa.Array:
     """Return for each row the index of its record, of `counts` of rows by record: an int64 array."""
-    return pc.list_parent_indices(_lists(counts)).cast(pa.int64())
+    rows = pc.sum(counts).as_py() or 0
+    return pc.list_parent_indices(lists_of(counts, pa.nulls(rows, pa.int8()))).cast(pa.int64())
 
 
 def _spread(values: pa.Array, counts: pa.Array) -> pa.Array:
     """Return a value of each record for each of its rows."""
     return values.take(record_of_row(counts))
-
-
-def _lists(counts: pa.Array) -> pa.Array:
-    ends = pc.cumulative_sum(counts)
-    offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
-    return pa.LargeListArray.from_arrays(offsets, pa.nulls(offsets[-1].as_py(), pa.int8()))
 
 
 def _latest(times: pa.Array, counts: pa.Array) -> pa.Array:

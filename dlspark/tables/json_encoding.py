@@ -31,8 +31,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlspark.tables.errors import RowRefusedError
-from dlspark.tables.resolution import has_key_twice
+from dlspark.tables.errors import missing_value_error, repeated_key_error, untold_time_error
+from dlspark.tables.resolution import has_key_twice, lists_of, outside_years
 from dlspark.tables.types import (
     BINARY,
     BOOLEAN,
@@ -58,9 +58,6 @@ ENCODER: Final = 1
 """The version of what is written here."""
 _CONTROLS: Final = "[\x00-\x1f]"
 _SHORT: Final = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
-"""0001-01-01 and 9999-12-31, in days since the epoch."""
-_DAY_US: Final = 86_400_000_000
 
 
 def encode_rows(rows: pa.RecordBatch, schema: Schema) -> pa.Array:
@@ -91,11 +88,7 @@ def _checked(one: Field, column: pa.Array, path: str) -> pa.Array:
     """Return the column in the field's type. Raises RowRefusedError where a required value is missing."""
     if one.required and column.null_count:
         row = pc.index(column.is_null(), pa.scalar(True)).as_py()
-        raise RowRefusedError(
-            f"Column {path}{one.name} is NOT NULL, and row {row} has no value of it; nothing was written",
-            advice="Give it a value, leave the row out, or let the column be null (ALTER TABLE ... ALTER COLUMN ... "
-            "DROP NOT NULL; not one that gives transaction ids)",
-        )
+        raise missing_value_error(f"{path}{one.name}", row)
     return column
 
 
@@ -127,22 +120,14 @@ def _joined(column: pa.Array, texts: pa.Array, opening: str, closing: str) -> pa
     """Return one text for each list or map, of the texts of all their members."""
     there = column.drop_null()
     lengths = pc.list_value_length(there) if pa.types.is_list(column.type) else _map_lengths(there)
-    joined = pc.binary_join(_lists(lengths, texts), _large(","))
+    joined = pc.binary_join(lists_of(lengths, texts), _large(","))
     return _among_nulls(column, pc.binary_join_element_wise(_large(opening), joined, _large(closing), _large("")))
 
 
 def _check_keys(maps: pa.MapArray, names: pa.Array, path: str) -> None:
     """Raise RowRefusedError for a map with a key twice: of two members of a name readers take one."""
     if has_key_twice(_map_lengths(maps), names):
-        raise RowRefusedError(
-            f"Column {path} has a map with a key twice; nothing was written", advice="Keep one of its values"
-        )
-
-
-def _lists(lengths: pa.Array, values: pa.Array) -> pa.Array:
-    """Return lists of these lengths."""
-    ends = pc.cumulative_sum(lengths.cast(pa.int64()))
-    return pa.LargeListArray.from_arrays(pa.concat_arrays([pa.array([0], pa.int64()), ends]), values)
+        raise repeated_key_error(path)
 
 
 def _map_lengths(maps: pa.MapArray) -> pa.Array:
@@ -195,27 +180,22 @@ def _binary(column: pa.Array, path: str) -> pa.Array:
 
 
 def _date(column: pa.Array, path: str) -> pa.Array:
-    _check_range(column.cast(pa.int32()), _FIRST_DAY, _LAST_DAY, path)
+    _check_years(DATE, column, path)
     return _quoted(column.cast(pa.large_string()))
 
 
 def _time(column: pa.Array, path: str) -> pa.Array:
-    micros = column.cast(pa.int64())
-    _check_range(micros, _FIRST_DAY * _DAY_US, (_LAST_DAY + 1) * _DAY_US - 1, path)
+    _check_years(TIMESTAMP, column, path)
     # Without the zone: Arrow makes text of times that have one thirty times slower.
-    texts = pc.replace_substring(micros.cast(pa.timestamp("us")).cast(pa.large_string()), " ", "T")
+    texts = pc.replace_substring(column.cast(pa.int64()).cast(pa.timestamp("us")).cast(pa.large_string()), " ", "T")
     return pc.binary_join_element_wise(
         _large('"'), texts, _large("" if column.type.tz is None else "Z"), _large('"'), _large("")
     )
 
 
-def _check_range(numbers: pa.Array, first: int, last: int, path: str) -> None:
-    ends = pc.min_max(numbers)
-    if ends["min"].is_valid and not first <= ends["min"].as_py() <= ends["max"].as_py() <= last:
-        raise RowRefusedError(
-            f"Column {path} has a time outside of the years 1 to 9999, which no record can say; nothing was written",
-            advice="Give a time within them, or null",
-        )
+def _check_years(type_: Type, column: pa.Array, path: str) -> None:
+    if outside_years(type_, column):
+        raise untold_time_error(path)
 
 
 _PRIMITIVES: Final[dict[Primitive, Callable[[pa.Array, str], pa.Array]]] = {

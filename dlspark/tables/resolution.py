@@ -66,13 +66,17 @@ def name_of(one: Field, siblings: Sequence[Field], written: Mapping[str, str], f
     return next((written[name] for name in names if name in written), None)
 
 
+def lists_of(lengths: pa.Array, values: pa.Array) -> pa.Array:
+    """Return lists of these lengths, of all their values in order."""
+    ends = pc.cumulative_sum(lengths.cast(pa.int64()))
+    return pa.LargeListArray.from_arrays(pa.concat_arrays([pa.array([0], pa.int64()), ends]), values)
+
+
 def has_key_twice(lengths: pa.Array, keys: pa.Array) -> bool:
     """Return whether one of several maps has a key twice: `lengths` of the maps, and the keys of all, in order."""
     if not len(keys) or pc.max(lengths).as_py() < 2:
         return False
-    ends = pc.cumulative_sum(lengths.cast(pa.int64()))
-    offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
-    maps = pc.list_parent_indices(pa.LargeListArray.from_arrays(offsets, keys))
+    maps = pc.list_parent_indices(lists_of(lengths, keys))
     if pa.types.is_nested(keys.type):
         keys = pa.array([repr(one) for one in keys.to_pylist()], pa.large_string())  # Arrow does not group by these
     return bool(pa.table([maps, keys], ["map", "key"]).group_by(["map", "key"]).aggregate([]).num_rows < len(keys))

@@ -30,8 +30,8 @@ from metadata.foundation.errors import (
     NoNodeError,
     OutcomeUnknownError,
 )
-from metadata.retry import repeat
-from metadata.store import ANY_VERSION, Check, Delete, MetadataStore, SetData, Watcher
+from metadata.retry import MAX_REPEATS, repeat
+from metadata.store import ANY_VERSION, Check, Delete, MetadataStore, Op, SetData, Watcher
 
 _MAX_ID: Final = 64
 
@@ -93,29 +93,43 @@ class SchemaStore:
         return await repeat(self.store, look)
 
     async def _read(self, parent: str, changed: Watcher | None) -> StoredSchema | None:
-        try:
-            named, _ = await self.store.get(parent)
-        except NoNodeError:
-            return None
-        id_ = _id(named, parent)
-        try:
-            data, stat = await self.store.get(f"{parent}/{id_}", changed)
-        except NoNodeError:
-            return None  # it was withdrawn between the two, or the log was deleted: a watch on the parent says so
-        return StoredSchema(data, id_, stat.version)
+        for _ in range(MAX_REPEATS):
+            try:
+                named, _version = await self.store.get(parent)
+            except NoNodeError:
+                return None
+            id_ = _id(named, parent)
+            try:
+                data, stat = await self.store.get(f"{parent}/{id_}", changed)
+            except NoNodeError:
+                continue  # it was withdrawn between the two, or replaced: the parent says which
+            return StoredSchema(data, id_, stat.version)
+        raise CorruptDataError(
+            "it names a declaration that is not there", path=parent, advice="Read the log with columns=raw"
+        )
 
-    async def declare(self, log: str, data: bytes) -> StoredSchema:
-        """Store the first declaration of a log.
+    async def declare(self, log: str, data: bytes, instead_of: StoredSchema | None = None) -> StoredSchema:
+        """Store the first declaration of a log, or one that takes the place of another one, in one step.
 
-        Raises LogNotFoundError; NodeExistsError where there is one; OutcomeUnknownError where the answer was lost and
-        the store stays away.
+        Raises LogNotFoundError; NodeExistsError where there is one; BadVersionError where the one that was to go was
+        changed or has gone; OutcomeUnknownError where the answer was lost and the store stays away.
         """
         paths = await self._logs.located(log)
 
         async def create(id_: str) -> None:
+            first, declared = paths.declared(id_, data)
+            if instead_of is None:
+                ops: list[Op] = [Check(paths.ledgers, ANY_VERSION), first, declared]
+            else:
+                gone = Delete(f"{paths.schema}/{instead_of.id}", instead_of.version)
+                ops = [gone, SetData(paths.schema, first.data, ANY_VERSION), declared]
             try:
-                await self.store.multi([Check(paths.ledgers, ANY_VERSION), *paths.declared(id_, data)])
+                await self.store.multi(ops)
             except NoNodeError as error:
+                if instead_of is not None:
+                    raise BadVersionError(
+                        f"What log {log} declares was withdrawn meanwhile", path=error.path
+                    ) from error
                 raise log_not_found_error(log, error.path) from error
 
         return await self._created(log, create, data)
@@ -137,7 +151,7 @@ class SchemaStore:
             try:
                 await create(ids[-1])
                 return ids[-1]
-            except (LogExistsError, NodeExistsError):
+            except (LogExistsError, NodeExistsError, BadVersionError):
                 # An answer that was lost, perhaps: nobody else has these ids.
                 paths = await self._logs.located(log)
                 for id_ in ids:

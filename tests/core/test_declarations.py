@@ -29,6 +29,7 @@ from metadata.distributedlog.log_names import LogExistsError, LogNotFoundError
 from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.permissions import RequestDeniedError
 from metadata.distributedlog.record_schemas import SchemaStore
+from metadata.foundation.errors import CorruptDataError
 from metadata.zookeeper.memory import Fault, MemoryStore
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), ("item", pa.string())])
@@ -320,3 +321,16 @@ async def test_types_of_arrow_s_are_types_of_columns_in_changes_too(namespace):
         assert (await log.schema()) == made
         with pytest.raises(InvalidSchemaError):
             await log.declare_schema({"a": "double"})
+
+
+async def test_what_cannot_be_read_is_replaced_in_one_step(namespace):
+    log = await declared(namespace)
+    store = SchemaStore(namespace.logs_store)
+    stored = await store.get("orders")
+    await store.replace("orders", stored, b"a newer dlspark's")
+    with pytest.raises(CorruptDataError):
+        await log.schema()
+    with pytest.raises(SchemaExistsError):
+        await log.declare_schema(COLUMNS)
+    made = await log.declare_schema(COLUMNS, replace=True)
+    assert await log.schema() == made

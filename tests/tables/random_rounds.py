@@ -24,7 +24,7 @@ from random_rows import random_row
 from dlspark.tables.arrow_types import arrow_schema
 from dlspark.tables.codecs import RecordDecoder, RecordEncoder
 from dlspark.tables.declaration import Declaration, RecordFormat, SchemaChangedError
-from dlspark.tables.json_encoding import RowRefusedError
+from dlspark.tables.errors import RowRefusedError
 from dlspark.tables.resolution import DecodedRows
 from dlspark.tables.types import DATE, INT, LONG, Decimal, Schema
 

@@ -245,6 +245,7 @@ class Log(OpenedHere):
         timestamp: str | None = None,
         strict: bool = False,
         confluent: Mapping[int, object] | None = None,
+        replace: bool = False,
     ) -> Declaration:
         """Declare what each record is: a row of these columns. Records are not looked at, and stay as they are.
 
@@ -254,11 +255,12 @@ class Log(OpenedHere):
             timestamp: the column that gives each record its transaction id, in milliseconds; for good.
             strict: whether reading ends at a record that does not fit, in place of a row that says why.
             confluent: as in `change_schema`.
+            replace: whether it takes the place of what the log declares, with all versions, in one step.
 
-        Raises SchemaExistsError where the log declares a schema, InvalidSchemaError, LogNotFoundError,
-        RequestDeniedError where it may not be written.
+        Raises SchemaExistsError where the log declares a schema that is not to be replaced, InvalidSchemaError,
+        LogNotFoundError, RequestDeniedError where it may not be written.
         """
-        return self._runtime.run(self._inner.declare_schema(schema, format, timestamp, strict, confluent))
+        return self._runtime.run(self._inner.declare_schema(schema, format, timestamp, strict, confluent, replace))
 
     def change_schema(
         self,

@@ -131,10 +131,16 @@ class Declarations:
             raise self._none_error()
         return found
 
-    async def declare(self, declaration: Declaration) -> None:
-        """Make the log's first declaration. Raises SchemaExistsError where it has one, LogNotFoundError."""
+    async def declare(self, declaration: Declaration, *, replace: bool = False) -> None:
+        """Make the log's first declaration, or with `replace` one in the place of what it declares, in one step.
+
+        Raises SchemaExistsError where it has one that is not to be replaced, LogNotFoundError; BadVersionError where
+        another client has changed it meanwhile: nothing was changed.
+        """
+        # Its bytes do not matter: what cannot be read is replaced as well.
+        before = await self._store.get(self._name) if replace else None
         try:
-            await self._store.declare(self._name, declaration.encode())
+            await self._store.declare(self._name, declaration.encode(), before)
         except NodeExistsError as error:
             raise SchemaExistsError(
                 "the log declares a schema already; nothing was changed",

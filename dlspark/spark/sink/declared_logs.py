@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 LOGS_AT_ONCE = 64
 MAX_DECODED = 1000
+MAX_KEPT = 10_000
+"""Logs whose declarations are kept; beyond, all are asked again."""
 
 
 @dataclass(slots=True)
@@ -91,6 +93,8 @@ class DeclaredLogs:
             kept.stored = await self._schemas.watch(log, kept.fell)
         except LogNotFoundError:
             return kept  # no watch can tell when there is one
+        if len(self._kept) >= MAX_KEPT:
+            self._kept.clear()
         self._kept[log] = kept
         return kept
 

@@ -55,8 +55,6 @@ from metadata.foundation.errors import check
 
 RECORD_BYTES: Final = 240 * 1024
 """Most bytes of a record that holds many rows: an entry is filled to a little more."""
-_ONE_ROW: Final = 1
-"""As the most bytes of a record: no two rows fit."""
 _NOT_WRITTEN: Final = "; nothing was written"
 
 FindDeclared = Callable[[Sequence[str]], Mapping[str, Declaration]]
@@ -134,12 +132,12 @@ class FrameEncoder:
         self._typed: TypedFrame = typed  # type: ignore[assignment]
         self._task = task
         self._find = find
-        self._max_bytes = _ONE_ROW if one_row else RECORD_BYTES
+        self._max_rows = 1 if one_row else None
         self._logs = {log: self._encoder(declaration) for log, declaration in self._typed.declared.items()}
 
     def _encoder(self, declaration: Declaration) -> _LogEncoder:
         own, txid = own_columns(self._typed.names, self._typed.keys, declaration.current)
-        return _LogEncoder(RecordEncoder(declaration, self._max_bytes), own, txid)
+        return _LogEncoder(RecordEncoder(declaration, RECORD_BYTES, self._max_rows), own, txid)
 
     def rows_by_log(self, batch: pa.RecordBatch) -> list[LogRows]:
         """Cut `batch` by log and encode it, keeping the order of rows within each.

@@ -53,6 +53,29 @@ async def test_a_declaration_is_made_once_and_replaced_as_it_was_read(logs: LogS
         await schemas.replace("orders", second, b"late")
 
 
+async def test_another_declaration_takes_the_place_of_one_in_one_step(tree: MemoryTree, logs: LogStore) -> None:
+    schemas = SchemaStore(logs)
+    first = await schemas.replace("orders", await schemas.declare("orders", b"one"), b"two")
+    second = await schemas.declare("orders", b"anew", first)
+    assert second.id != first.id
+    assert await schemas.get("orders") == second
+    assert (await logs.store.children(logs.paths("orders").schema))[0] == [second.id]
+    for stale in (first, StoredSchema(b"anew", second.id, 7)):
+        with pytest.raises(BadVersionError):
+            await schemas.declare("orders", b"late", stale)
+    for fault in (Fault.LOSE_REPLY, Fault.LOSE_REQUEST):
+        left = [fault]
+
+        def lose(session: int, operation: str, path: str, left: list[Fault] = left) -> Fault | None:
+            return left.pop() if operation == "multi" and left else None
+
+        tree.inject = lose
+        found = await schemas.declare("orders", fault.name.encode(), await schemas.get("orders"))
+        assert not left
+        assert await schemas.get("orders") == found
+        assert (await logs.store.children(logs.paths("orders").schema))[0] == [found.id]
+
+
 async def test_a_log_that_is_not_there_declares_nothing(logs: LogStore) -> None:
     schemas = SchemaStore(logs)
     for action in (schemas.get("none"), schemas.declare("none", b"x")):
