@@ -100,7 +100,7 @@ async def set_schema(
         typer.Option("--confluent", metavar="N=FILE", help="An Avro schema by its number in a registry; repeatable."),
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Withdraw what is declared, with all versions, and declare anew.")
+        bool, typer.Option("--replace", help="Declare anew, in the place of what is declared with all its versions.")
     ] = False,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
