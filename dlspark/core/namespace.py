@@ -246,7 +246,7 @@ class AsyncNamespace(OnOneLoop):
         if declaration is None:
             await self._services.logs.create(name, metadata)
         else:
-            await SchemaStore(self._services.logs).create_log(name, declaration.encode(), metadata)
+            await SchemaStore(self._services.logs).create_log(name, declaration.encode_to_store(), metadata)
 
     async def log_exists(self, name: str) -> bool:
         """Return whether there is a log of this name. Raises InvalidLogNameError, DuplicateLogError."""

@@ -196,7 +196,11 @@ class Declaration:
                 f"All versions of the schema together have {len(data)} bytes; nothing was changed",
                 advice=f"Up to {MAX_BYTES} are kept: shorten comments, or declare another log",
             )
-        # Before it is stored: what cannot be read again would take the log's columns from everybody.
+        return data
+
+    def encode_to_store(self) -> bytes:
+        """Return as `encode`, what was found to read back: else it would take the log's columns from everybody."""
+        data = self.encode()
         check(Declaration.decode(data, "") == self, "a declaration does not read back as it was made")
         return data
 

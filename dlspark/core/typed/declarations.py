@@ -140,7 +140,7 @@ class Declarations:
         # Its bytes do not matter: what cannot be read is replaced as well.
         before = await self._store.get(self._name) if replace else None
         try:
-            await self._store.declare(self._name, declaration.encode(), before)
+            await self._store.declare(self._name, declaration.encode_to_store(), before)
         except NodeExistsError as error:
             raise SchemaExistsError(
                 "the log declares a schema already; nothing was changed",
@@ -203,7 +203,7 @@ class Declarations:
             if made == before.declaration:
                 return made
             try:
-                await self._store.replace(self._name, before.stored, made.encode())
+                await self._store.replace(self._name, before.stored, made.encode_to_store())
                 return made
             except (BadVersionError, OutcomeUnknownError) as error:
                 lost = error if isinstance(error, OutcomeUnknownError) else error.__cause__
