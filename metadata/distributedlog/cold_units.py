@@ -1,0 +1,359 @@
+"""Cold units as values: which segments of a log lie in which file, and how far that has gone.
+
+A **unit** is a run of consecutive completed segments of one log that were copied into one file. Its znode holds the
+whole metadata of its segments, because their own znodes go with the hot copies:
+
+| znode | data |
+|---|---|
+| `P/cold` | the log's identity in object names, and where it is truncated to: `ColdLog` |
+| `P/cold/attempts/<first>-<last>` | a copy under way: `ColdAttempt` (STARTED) |
+| `P/cold/units/<first>-<last>` | a unit that has its file: `ColdUnit` (FINISHED, HOT_DELETED, COLD_DELETE_STARTED) |
+
+`<first>` and `<last>` are numbers of segments (LSSNs) of 18 digits, so that the names alone say what is cold. Everything
+here is JSON with a version; docs/reference/znodes.md#cold-units has the fields.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+from metadata.distributedlog.segments import SegmentMetadata
+from metadata.foundation.errors import CorruptDataError
+
+VERSION: Final = 1
+COLD: Final = "cold"
+ATTEMPTS: Final = "attempts"
+UNITS: Final = "units"
+MAX_SEGMENTS: Final = 500
+"""Segments of one unit: the transaction that takes their hot copies off the list has two operations for each."""
+
+_NAME: Final = re.compile(r"(\d{18,19})-(\d{18,19})")
+
+
+class UnitState(str, Enum):
+    """How far has a unit come that has its file?"""
+
+    FINISHED = "FINISHED"
+    """The file is whole and was read back; the hot copies may still be there."""
+    HOT_DELETED = "HOT_DELETED"
+    """The segments are off the list, their ledgers noted for deletion: the file is the only copy."""
+    COLD_DELETE_STARTED = "COLD_DELETE_STARTED"
+    """The unit is hidden by truncation or retention; its file is being deleted, then its znode goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdFile:
+    """Where is a unit's file, and what must it be?
+
+    Args:
+        url: its whole address: `file:///...`, `s3://bucket/key`, `hdfs://host:port/path`.
+        bytes: its size.
+        sha256: of its bytes, hexadecimal.
+        digest: the digest over its records (docs/reference/cold-files.md#digests), hexadecimal.
+        rows: its rows.
+        entries: entries of its segments, those with control records only included.
+        options: what a reader needs beside the address, never a secret: `endpoint`, `region` and the like.
+        schema_version: the version of the declared schema whose columns it has; None without one.
+        redacted: True where records were erased from it (`value` is then null though it was not).
+    """
+
+    url: str
+    bytes: int
+    sha256: str
+    digest: str
+    rows: int
+    entries: int
+    options: Mapping[str, str] = field(default_factory=dict)
+    schema_version: int | None = None
+    redacted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ColdSegment:
+    """Which part of a unit's file is one segment?
+
+    Args:
+        metadata: what its znode in the list said when it was copied, never in progress.
+        first_row: its first row in the file.
+        rows: how many rows it has there.
+        bytes: bytes of its ledger, that is of one hot copy.
+    """
+
+    metadata: SegmentMetadata
+    first_row: int
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ColdUnit:
+    """Which segments have left for a file, and what is still hot of them?
+
+    Args:
+        state: how far it has come.
+        attempt: the id of the copy that made the file; part of its name, never used twice.
+        segments: in order of LSSN, without a hole.
+        file: None where no segment has a user record: there is nothing to store.
+        finished_ms: when it got its file, by the worker's clock, milliseconds since the epoch.
+        hot_deleted_ms: when its hot copies went; None before.
+        replaced: files that redaction has put others in place of, which go after a lag.
+    """
+
+    state: UnitState
+    attempt: str
+    segments: tuple[ColdSegment, ...]
+    file: ColdFile | None
+    finished_ms: int
+    hot_deleted_ms: int | None = None
+    replaced: tuple[ColdFile, ...] = ()
+
+    @property
+    def first(self) -> int:
+        """The number of its first segment."""
+        return self.segments[0].metadata.lssn
+
+    @property
+    def last(self) -> int:
+        """The number of its last segment."""
+        return self.segments[-1].metadata.lssn
+
+    @property
+    def name(self) -> str:
+        """The name of its znode."""
+        return unit_name(self.first, self.last)
+
+    def encode(self) -> bytes:
+        """Return the znode's data."""
+        fields: dict[str, Any] = {
+            "v": VERSION,
+            "state": self.state.value,
+            "attempt": self.attempt,
+            "finished": self.finished_ms,
+            "segments": [_segment_fields(one) for one in self.segments],
+        }
+        if self.file is not None:
+            fields["file"] = _file_fields(self.file)
+        if self.hot_deleted_ms is not None:
+            fields["hotDeleted"] = self.hot_deleted_ms
+        if self.replaced:
+            fields["replaced"] = [_file_fields(one) for one in self.replaced]
+        return _encoded(fields)
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> ColdUnit:
+        """Read the data of the znode at `path`. Raises CorruptDataError."""
+        fields = _decoded(data, path)
+        try:
+            unit = cls(
+                state=UnitState(fields["state"]),
+                attempt=_text(fields["attempt"]),
+                segments=tuple(_segment(one, path) for one in fields["segments"]),
+                file=_file(fields["file"]) if "file" in fields else None,
+                finished_ms=int(fields["finished"]),
+                hot_deleted_ms=int(fields["hotDeleted"]) if "hotDeleted" in fields else None,
+                replaced=tuple(_file(one) for one in fields.get("replaced", ())),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise _corrupt_error(data, path) from error
+        numbers = [one.metadata.lssn for one in unit.segments]
+        if not numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+            raise _corrupt_error(data, path)
+        return unit
+
+
+@dataclass(frozen=True, slots=True)
+class ColdAttempt:
+    """Who copies which segments, and under which object name?
+
+    Args:
+        attempt: a random id, new for each try, so that no object name is ever used twice.
+        worker: who copies, for people.
+        first, last: numbers of the segments.
+        url: the address of the object that is being written.
+        options: as in `ColdFile`.
+        started_ms: when it began, by the worker's clock, milliseconds since the epoch.
+    """
+
+    attempt: str
+    worker: str
+    first: int
+    last: int
+    url: str
+    started_ms: int
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of its znode."""
+        return unit_name(self.first, self.last)
+
+    def encode(self) -> bytes:
+        """Return the znode's data."""
+        fields: dict[str, Any] = {
+            "v": VERSION,
+            "attempt": self.attempt,
+            "worker": self.worker,
+            "first": self.first,
+            "last": self.last,
+            "url": self.url,
+            "started": self.started_ms,
+        }
+        if self.options:
+            fields["options"] = dict(self.options)
+        return _encoded(fields)
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> ColdAttempt:
+        """Read the data of the znode at `path`. Raises CorruptDataError."""
+        fields = _decoded(data, path)
+        try:
+            return cls(
+                attempt=_text(fields["attempt"]),
+                worker=_text(fields["worker"]),
+                first=int(fields["first"]),
+                last=int(fields["last"]),
+                url=_text(fields["url"]),
+                started_ms=int(fields["started"]),
+                options=_options(fields.get("options", {})),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise _corrupt_error(data, path) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ColdLog:
+    """What is a log called in object names, and what of its past is hidden?
+
+    Args:
+        namespace_id: a random id of the namespace.
+        log_id: a random id of the log: it stays where the log is renamed, and is never another log's.
+        truncated_to: (segment, entry, slot) below which everything is hidden, hot or cold; (0, 0, 0): nothing.
+    """
+
+    namespace_id: str
+    log_id: str
+    truncated_to: tuple[int, int, int] = (0, 0, 0)
+
+    def encode(self) -> bytes:
+        """Return the znode's data."""
+        return _encoded(
+            {
+                "v": VERSION,
+                "namespace": self.namespace_id,
+                "log": self.log_id,
+                "truncatedTo": ":".join(map(str, self.truncated_to)),
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> ColdLog:
+        """Read the data of the znode at `path`. Raises CorruptDataError."""
+        fields = _decoded(data, path)
+        try:
+            segment, entry, slot = (int(part) for part in _text(fields["truncatedTo"]).split(":"))
+            return cls(_text(fields["namespace"]), _text(fields["log"]), (segment, entry, slot))
+        except (KeyError, TypeError, ValueError) as error:
+            raise _corrupt_error(data, path) from error
+
+
+def unit_name(first: int, last: int) -> str:
+    """Return the name of the znode of a unit, or of an attempt, by the numbers of its first and last segment."""
+    return f"{first:018d}-{last:018d}"
+
+
+def parse_unit_name(name: str) -> tuple[int, int] | None:
+    """Return the numbers of the first and the last segment of a unit by its name; None if it is no unit's name."""
+    parts = _NAME.fullmatch(name)
+    if parts is None:
+        return None
+    first, last = int(parts[1]), int(parts[2])
+    return (first, last) if first <= last else None
+
+
+def _segment_fields(one: ColdSegment) -> dict[str, Any]:
+    fields: dict[str, Any] = {"m": one.metadata.encode().decode("ascii"), "at": one.first_row, "rows": one.rows}
+    fields["bytes"] = one.bytes
+    if one.metadata.name is not None:
+        fields["name"] = one.metadata.name
+    return fields
+
+
+def _segment(fields: Mapping[str, Any], path: str) -> ColdSegment:
+    name = fields.get("name")
+    where = f"{path}/{name}" if name is not None else path
+    metadata = SegmentMetadata.decode(_text(fields["m"]).encode("ascii"), where, skip_minimum_version=True)
+    if metadata.in_progress:
+        raise ValueError("a cold segment is completed")
+    return ColdSegment(metadata, int(fields["at"]), int(fields["rows"]), int(fields["bytes"]))
+
+
+def _file_fields(file: ColdFile) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "url": file.url,
+        "bytes": file.bytes,
+        "sha256": file.sha256,
+        "digest": file.digest,
+        "rows": file.rows,
+        "entries": file.entries,
+    }
+    if file.options:
+        fields["options"] = dict(file.options)
+    if file.schema_version is not None:
+        fields["schema"] = file.schema_version
+    if file.redacted:
+        fields["redacted"] = True
+    return fields
+
+
+def _file(fields: Mapping[str, Any]) -> ColdFile:
+    schema = fields.get("schema")
+    return ColdFile(
+        url=_text(fields["url"]),
+        bytes=int(fields["bytes"]),
+        sha256=_text(fields["sha256"]),
+        digest=_text(fields["digest"]),
+        rows=int(fields["rows"]),
+        entries=int(fields["entries"]),
+        options=_options(fields.get("options", {})),
+        schema_version=None if schema is None else int(schema),
+        redacted=bool(fields.get("redacted", False)),
+    )
+
+
+def _options(fields: Mapping[str, Any]) -> dict[str, str]:
+    return {_text(key): _text(value) for key, value in fields.items()}
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _encoded(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def _decoded(data: bytes, path: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(bytes(data))
+    except ValueError as error:
+        raise _corrupt_error(data, path) from error
+    if not isinstance(fields, dict):
+        raise _corrupt_error(data, path)
+    if fields.get("v") != VERSION:
+        raise CorruptDataError(
+            f"what it says of cold storage is of version {fields.get('v')!r}; {VERSION} is supported",
+            path=path,
+            advice="Was it written by a newer dlspark? Read the log with that one",
+        )
+    return fields
+
+
+def _corrupt_error(data: bytes, path: str) -> CorruptDataError:
+    return CorruptDataError(f"it says nothing of cold storage that makes sense: {bytes(data[:120])!r}", path=path)
