@@ -9,7 +9,7 @@ whole metadata of its segments, because their own znodes go with the hot copies:
 | `P/cold/attempts/<first>-<last>` | a copy under way: `ColdAttempt` (STARTED) |
 | `P/cold/units/<first>-<last>` | a unit that has its file: `ColdUnit` (FINISHED, HOT_DELETED, COLD_DELETE_STARTED) |
 
-`<first>` and `<last>` are numbers of segments (LSSNs) of 18 digits, so that the names alone say what is cold. Everything
+`<first>` and `<last>` are numbers of segments (LSSNs) of 18 digits, so that names alone say what is cold. Everything
 here is JSON with a version; docs/reference/znodes.md#cold-units has the fields.
 """
 
