@@ -9,7 +9,8 @@ rows were on their way. The trace looks like a failure where nothing failed. Her
 whether Spark is still there before it waits for a command, and a connection that broke under a worker ends it. The
 workers in which Spark plans, and commits what was written, have always Spark's own daemon: there this module takes over
 when it is imported, with the first thing of ours that such a worker unpickles. All else is Spark's own daemon. It is
-started as `python -m dlspark.spark.worker_daemon <worker module>`; nothing here may start a thread, as workers are forked from it.
+started as `python -m dlspark.spark.worker_daemon <worker module>`; nothing here may start a thread, as workers are
+forked from it.
 
 **Errors** (`without_traceback`). An error of the connector reaches the user as its message alone, and not below the
 traceback of a worker. Workers write down what the data source raised (`pyspark.util.handle_worker_exception`), send it
