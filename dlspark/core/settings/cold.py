@@ -12,12 +12,13 @@ Credentials never stand here: what is set here may be stored beside the log, for
 
 from __future__ import annotations
 
-import re
 import zlib
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from dlspark.cold.objects.addresses import FILE, S3, parse_root
+from dlspark.cold.objects.errors import ObjectAddressError
 from dlspark.core.settings.log_setting import setting
 from dlspark.errors import SettingsError
 from metadata.foundation.settings import FLAG, TEXT, WHOLE
@@ -25,9 +26,6 @@ from metadata.foundation.settings import FLAG, TEXT, WHOLE
 SLOT_SHARE: Final = 0.96
 """The part of coldFreshnessSeconds that is waited: what is left is for rolling, copying, reading back and the lake
 table's commit. With 300 seconds a slot has 288, so a day has 300 slots."""
-
-_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
-_HOST_AND_PORT: Final = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
 _FORMS: Final = "Give an absolute path, file:///path, s3://bucket/prefix or hdfs://host:port/path"
 
 
@@ -49,7 +47,8 @@ class ColdKeys:
         TEXT,
         "",
         "coldStorageEndpoint",
-        "Address of an S3 server that is not AWS, http://host:port; it is recorded beside the log, for readers",
+        "Address of an S3 server that is not Amazon's, or of HDFS's WebHDFS: http://host:port; it is recorded "
+        "beside the log, for readers",
         own=True,
         dynamic=True,
     )
@@ -159,21 +158,23 @@ class ColdKeys:
 
     def _check_cold(self) -> None:
         """Raise SettingsError for values that cannot all be honoured."""
-        root = cold_root(self.cold_path)
-        only_s3 = {
-            "coldStorageEndpoint": self.cold_endpoint,
-            "coldStorageRegion": self.cold_region,
-            "coldStorageEncryptionKey": self.cold_encryption_key,
-        }
-        for key, value in only_s3.items():
-            if value and root and not root.startswith("s3://"):
-                raise SettingsError(
-                    f"{key}={value} means nothing for coldStoragePath={self.cold_path}, which is no S3 bucket",
-                    advice=f"Set {key} to nothing, or coldStoragePath to s3://bucket/prefix",
-                )
+        scheme = cold_root(self.cold_path).partition(":")[0]
+        self._check_cold_server("coldStorageEndpoint", self.cold_endpoint, scheme == FILE, "a folder has no server")
+        for key, value in (
+            ("coldStorageRegion", self.cold_region),
+            ("coldStorageEncryptionKey", self.cold_encryption_key),
+        ):
+            self._check_cold_server(key, value, scheme not in ("", S3), "it is no S3 bucket")
         if self.cold_endpoint:
             _check_endpoint(self.cold_endpoint)
         self._check_cold_times()
+
+    def _check_cold_server(self, key: str, value: str, refused: bool, why: str) -> None:
+        if value and refused:
+            raise SettingsError(
+                f"{key}={value} means nothing for coldStoragePath={self.cold_path}: {why}",
+                advice=f"Set {key} to nothing, or coldStoragePath to s3://bucket/prefix",
+            )
 
     def _check_cold_times(self) -> None:
         if self.cold_retention_hours == 0:
@@ -217,40 +218,11 @@ def cold_root(path: str) -> str:
     """Return coldStoragePath as the beginning of addresses. Raises SettingsError for one that is no place for files."""
     if not path:
         return ""
-    if path.startswith("/"):
-        return "file://" + _checked_path(path, path)
-    parts = urlsplit(path)
-    if parts.query or parts.fragment:
-        raise _path_error(path, "has a '?' or '#', which file names cannot have", _FORMS)
-    if "@" in parts.netloc:
-        raise SettingsError(
-            "coldStoragePath has a name or password before its '@', and what is set there is stored for every reader",
-            advice="Take it out; credentials come from the environment",
-        )
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return "file://" + _checked_path(path, parts.path)
-    if parts.scheme == "s3":
-        if not _BUCKET.fullmatch(parts.netloc):
-            raise _path_error(path, f"names no bucket: {parts.netloc!r}", "Give s3://bucket/prefix")
-        return f"s3://{parts.netloc}{_checked_path(path, parts.path)}"
-    if parts.scheme == "hdfs":
-        if not _HOST_AND_PORT.fullmatch(parts.netloc):
-            raise _path_error(path, "names no name node", "Give hdfs://host:port/path")
-        return f"hdfs://{parts.netloc}{_checked_path(path, parts.path)}"
-    raise _path_error(path, "is no place that files can be moved to", _FORMS)
-
-
-def _checked_path(given: str, path: str) -> str:
-    """Return a path without slashes at its end."""
-    bare = path.rstrip("/")
-    words = bare.split("/")[1:]
-    if any(word in ("", ".", "..") for word in words):
-        raise _path_error(given, "has an empty part, '.' or '..'", "Give the path without them")
-    if not words and not given.startswith("s3://"):
-        raise _path_error(given, "is the top of a file system", "Give a folder below it")
-    if any(ord(letter) < 0x20 or letter in "\\%*" for letter in path):
-        raise _path_error(given, "has a control character, '\\', '%' or '*'", "Give a path without them")
-    return bare
+    try:
+        return parse_root(path).url
+    except ObjectAddressError as error:
+        # The value is not repeated: it may hold a password.
+        raise SettingsError(f"coldStoragePath: {error.message}", advice=error.advice or _FORMS) from error
 
 
 def _check_endpoint(endpoint: str) -> None:
@@ -264,7 +236,3 @@ def _check_endpoint(endpoint: str) -> None:
             "coldStorageEndpoint has a name or password before its '@', and it is stored for every reader",
             advice="Take it out; credentials come from the environment",
         )
-
-
-def _path_error(path: str, why: str, advice: str) -> SettingsError:
-    return SettingsError(f"coldStoragePath={path} {why}", advice=advice)
