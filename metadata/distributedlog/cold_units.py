@@ -94,6 +94,29 @@ class ColdSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class ColdPlace:
+    """Where is a segment's copy in a file, as of the list that a reader has? (`SegmentMetadata.cold`)
+
+    Args:
+        file: None where its unit has no user record: then it has none either.
+        state: how far its unit had come when that was read last.
+        first_row: its first row in the file.
+        rows: how many rows it has there.
+        ledger_bytes: bytes of its ledger, that is of one hot copy.
+        attempt: the id of the copy that made its unit.
+        listed: True if the segment is still in the list of the hot ones: read that copy while it is there.
+    """
+
+    file: ColdFile | None
+    state: UnitState
+    first_row: int
+    rows: int
+    ledger_bytes: int
+    attempt: str
+    listed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ColdUnit:
     """Which segments have left for a file, and what is still hot of them?
 
