@@ -20,9 +20,12 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cmp_to_key
 from itertools import pairwise
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from metadata.foundation.errors import CorruptDataError, check
+
+if TYPE_CHECKING:
+    from metadata.distributedlog.cold_units import ColdPlace
 
 VERSION: Final = 5
 MINIMUM_VERSION: Final = 2
@@ -86,6 +89,7 @@ class SegmentMetadata:
     region: int = 0
     version: int = VERSION
     name: str | None = field(default=None, compare=False)
+    cold: ColdPlace | None = field(default=None, compare=False)
 
     @property
     def znode_name(self) -> str:
