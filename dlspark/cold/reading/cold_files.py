@@ -55,7 +55,7 @@ class ColdFiles(OnOneLoop):
         self._opener = opener or open_store
         self._holders = 0
         self._stores: dict[StoreKey, ObjectStore] = {}
-        self._footers: SharedLoads[str, Footer] = SharedLoads(FOOTER_BYTES, lambda footer: footer.memory_bytes)
+        self._footers: SharedLoads[str, Footer] = SharedLoads(FOOTER_BYTES, footer_bytes)
         self._groups: SharedLoads[GroupKey, pa.RecordBatch] = SharedLoads(GROUP_BYTES, lambda batch: batch.nbytes)
 
     def hold(self) -> ColdFilesHold:
@@ -76,8 +76,8 @@ class ColdFiles(OnOneLoop):
             await each(*(store.close for store in stores))
 
     def reader(self, file: ColdFile, patience_s: float = 0) -> ColdFileReader:
-        """Return a reader of a file; `patience_s` as in `ColdFileReader`. Raises ObjectAddressError, and MissingExtraError
-        where the library of its store is not installed."""
+        """Return a reader of a file; `patience_s` as in `ColdFileReader`. Raises ObjectAddressError, and
+        MissingExtraError where the library of its store is not installed."""
         self._check_loop()
         return ColdFileReader(self._store(file), file, self._footers, self._groups, patience_s)
 
@@ -110,6 +110,11 @@ class ColdFilesHold:
         if not self._closed:
             self._closed = True
             await self.files.let_go()
+
+
+def footer_bytes(footer: Footer) -> int:
+    """Return about what a footer takes in memory: as stored, as Parquet has it, and its tables of entries."""
+    return 4 * footer.footer_bytes + 64 * footer.entries
 
 
 # ---------------------------------------------------------------------- one for each loop of this process

@@ -9,9 +9,9 @@ what is on its way, as it will be in memory, reaches the window. So readers hold
 length, and a long read keeps several requests in flight.
 
 Fault model: a request may fail, and is tried again by the store's own policy, and then for `patience_s` by this reader:
-a store that was out of reach and comes back costs time only. What comes back is checked (page checksums, the digest of a
-row group): damaged bytes are an error with their place, never data (I12). A file that is not there is the caller's to
-explain: only the log's metadata say whether it should be.
+a store that was out of reach and comes back costs time only. What comes back is checked (`files.row_groups`): damaged
+bytes are an error with their place, never data (I12). A file that is not there is the caller's to explain: only the
+log's metadata say whether it should be.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -36,10 +36,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 WINDOW_BYTES: Final = 32 << 20
-"""Row groups that are on their way to one reader, by what they take in memory. One always may be, beside the one that is
-being read."""
-NEAR_BYTES: Final = 256 << 10
-"""Parts of a row group that lie as near as this are fetched by one request: the bytes between cost less than another."""
+"""Row groups that are on their way to one reader, by what they take in memory. One always may be, beside the one that
+is being read."""
 RETRY_S: Final = 0.5
 """Pause before a store is asked again that could not be reached."""
 
@@ -91,7 +89,7 @@ class ColdFileReader:
     async def _load_footer(self) -> Footer:
         size = self.file.bytes
         tail = await self._last_bytes(min(TAIL_BYTES, size))
-        needed = Footer.bytes_needed(tail, size)
+        needed = Footer.bytes_needed(tail, size, self.file.url)
         if needed > len(tail):
             tail = await self._last_bytes(needed)
         return await _in_thread(partial(Footer.parse, tail, size, self.file.url))
@@ -102,21 +100,27 @@ class ColdFileReader:
     # ------------------------------------------------------------------ row groups
 
     async def batch(self, index: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Return a row group, or these columns of it. Raises ObjectStoreError, DamagedColdFileError."""
+        """Return a row group, or these columns of it (`Footer.ranges` has how they are named). Raises ObjectStoreError,
+        DamagedColdFileError."""
         footer = await self.footer()
         key = (self.file.url, index, tuple(columns or ()))
         return await self._groups.get(key, partial(self._load_group, footer, index, columns))
 
     async def _load_group(self, footer: Footer, index: int, columns: Sequence[str] | None) -> pa.RecordBatch:
-        ranges = joined(footer.row_groups[index].ranges(columns))
+        ranges = footer.ranges(index, columns)
         parts = dict(zip(ranges, await self._read(ranges), strict=True))
         decode = partial(decode_row_group, footer, index, parts, columns, check_digest=columns is None)
         return await _in_thread(decode)
 
     async def batches(
-        self, indices: range, columns: Sequence[str] | None = None, *, window_bytes: int = WINDOW_BYTES
+        self,
+        indices: range,
+        columns: Callable[[int], Sequence[str]] | None = None,
+        *,
+        window_bytes: int = WINDOW_BYTES,
     ) -> AsyncGenerator[tuple[int, pa.RecordBatch], None]:
-        """Yield row groups in order, each with its index, while the next ones are on their way."""
+        """Yield row groups in order, each with its index, while the next ones are on their way; of each the `columns`,
+        or all. Raises as `batch`."""
         footer = await self.footer()
         ahead: deque[_Ahead] = deque()
         room = 0
@@ -126,10 +130,11 @@ class ColdFileReader:
             """Have at least so many row groups on their way, and more as far as the window allows."""
             nonlocal following
             while following < indices.stop:
-                size = footer.row_groups[following].memory_bytes
+                size = footer.parquet.row_group(following).total_byte_size
                 if len(ahead) >= least and sum(one.size for one in ahead) + size > room:
                     return
-                task = asyncio.get_running_loop().create_task(self.batch(following, columns))
+                wanted = columns(following) if columns is not None else None
+                task = asyncio.get_running_loop().create_task(self.batch(following, wanted))
                 ahead.append(_Ahead(following, size, task))
                 following += 1
 
@@ -167,18 +172,6 @@ class ColdFileReader:
                 if now - since >= self._patience_s:
                     raise
             await asyncio.sleep(RETRY_S)
-
-
-def joined(ranges: Sequence[tuple[int, int]], near_bytes: int = NEAR_BYTES) -> list[tuple[int, int]]:
-    """Return (offset, length) ranges that cover `ranges`, those that lie near each other as one, in order."""
-    found: list[tuple[int, int]] = []
-    for offset, length in sorted(ranges):
-        if found and offset - sum(found[-1]) <= near_bytes:
-            begin, before = found[-1]
-            found[-1] = (begin, max(before, offset + length - begin))
-        else:
-            found.append((offset, length))
-    return found
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -4,8 +4,8 @@ Readers of one segment come to the same row groups one after the other, or toget
 loaded for all who want it; one that is there is kept until younger ones need its room. The bound is in bytes of what is
 kept; what a reader holds besides is that reader's.
 
-Fault model: a load that fails fails for all that wait for it, and is not kept. A reader that gives up leaves the load to
-the others; when the last one has given up, the load is cancelled, so that no task is left (I16).
+Fault model: a load that fails fails for all that wait for it, and is not kept. A reader that gives up leaves the load
+to the others; when the last one has given up, the load is cancelled, so that no task is left (I16).
 """
 
 from __future__ import annotations
