@@ -60,6 +60,8 @@ class ColdFile:
         options: what a reader needs beside the address, never a secret: `endpoint`, `region` and the like.
         schema_version: the version of the declared schema whose columns it has; None without one.
         redacted: True where records were erased from it (`value` is then null though it was not).
+        borrowed: True where the file is another log's: a log was rebuilt from it that may live beside the first one.
+            Who takes a borrowed file off a log's marks leaves the file itself alone.
     """
 
     url: str
@@ -71,6 +73,7 @@ class ColdFile:
     options: Mapping[str, str] = field(default_factory=dict)
     schema_version: int | None = None
     redacted: bool = False
+    borrowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,29 @@ class ColdSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class ColdPlace:
+    """Where is a segment's copy in a file, as of the list that a reader has? (`SegmentMetadata.cold`)
+
+    Args:
+        file: None where its unit has no user record: then it has none either.
+        state: how far its unit had come when that was read last.
+        first_row: its first row in the file.
+        rows: how many rows it has there.
+        ledger_bytes: bytes of its ledger, that is of one hot copy.
+        attempt: the id of the copy that made its unit.
+        listed: True if the segment is still in the list of the hot ones: read that copy while it is there.
+    """
+
+    file: ColdFile | None
+    state: UnitState
+    first_row: int
+    rows: int
+    ledger_bytes: int
+    attempt: str
+    listed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ColdUnit:
     """Which segments have left for a file, and what is still hot of them?
 
@@ -102,6 +128,8 @@ class ColdUnit:
         finished_ms: when it got its file, by the worker's clock, milliseconds since the epoch.
         hot_deleted_ms: when its hot copies went; None before.
         replaced: files that redaction has put others in place of, which go after a lag.
+        keep_hot_until_ms: hot copies that were put back stay at least so long, by the clock of who put them back,
+            milliseconds since the epoch; None: as long as the settings say.
     """
 
     state: UnitState
@@ -111,6 +139,7 @@ class ColdUnit:
     finished_ms: int
     hot_deleted_ms: int | None = None
     replaced: tuple[ColdFile, ...] = ()
+    keep_hot_until_ms: int | None = None
 
     @property
     def first(self) -> int:
@@ -142,6 +171,8 @@ class ColdUnit:
             fields["hotDeleted"] = self.hot_deleted_ms
         if self.replaced:
             fields["replaced"] = [_file_fields(one) for one in self.replaced]
+        if self.keep_hot_until_ms is not None:
+            fields["keepHotUntil"] = self.keep_hot_until_ms
         return _encoded(fields)
 
     @classmethod
@@ -157,6 +188,7 @@ class ColdUnit:
                 finished_ms=int(fields["finished"]),
                 hot_deleted_ms=int(fields["hotDeleted"]) if "hotDeleted" in fields else None,
                 replaced=tuple(_file(one) for one in fields.get("replaced", ())),
+                keep_hot_until_ms=int(fields["keepHotUntil"]) if "keepHotUntil" in fields else None,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise _corrupt_error(data, path) from error
@@ -319,6 +351,8 @@ def _file_fields(file: ColdFile) -> dict[str, Any]:
         fields["schema"] = file.schema_version
     if file.redacted:
         fields["redacted"] = True
+    if file.borrowed:
+        fields["borrowed"] = True
     return fields
 
 
@@ -334,6 +368,7 @@ def _file(fields: Mapping[str, Any]) -> ColdFile:
         options=_options(fields.get("options", {})),
         schema_version=None if schema is None else int(schema),
         redacted=bool(fields.get("redacted", False)),
+        borrowed=bool(fields.get("borrowed", False)),
     )
 
 

@@ -69,8 +69,8 @@ class SegmentMetadata:
     """Which part of a log is a segment, and in which ledger is it? Fields that only a completed one has keep their
     defaults in progress.
 
-    `name` is the znode's actual name where the value was read from one: old logs have other names. It takes no part in
-    comparisons.
+    `name` is the znode's actual name where the value was read from one: old logs have other names. `cold`: where its
+    copy in a file is; only readers' lists have it, and no znode of a segment says it. Neither takes part in comparisons.
     """
 
     ledger_id: int
