@@ -48,7 +48,7 @@ class ColdLocation:
             completion_ms=segment.completion_time_ms,
             version=segment.version,
             last_entry=segment.last_entry,
-            bytes=place.bytes,
+            bytes=place.ledger_bytes,
         )
 
     @property

@@ -277,7 +277,7 @@ def _is_truncated(segment: SegmentMetadata) -> bool:
 
 def is_hot(segment: SegmentMetadata) -> bool:
     """Return whether the log lists the segment among its own, so that it has a ledger."""
-    return segment.cold is None or segment.cold.hot
+    return segment.cold is None or segment.cold.listed
 
 
 def is_same(one: SegmentMetadata, other: SegmentMetadata) -> bool:

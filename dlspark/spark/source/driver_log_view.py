@@ -238,8 +238,8 @@ class DriverLogView:
             reader = await self._records.reader(segment)
             last = reader.lac
             return (await reader.stored_bytes(last) if last >= 0 else 0), last + 1
-        if segment.cold is not None and not segment.cold.hot:
-            return segment.cold.bytes, segment.last_entry + 1
+        if segment.cold is not None and not segment.cold.listed:
+            return segment.cold.ledger_bytes, segment.last_entry + 1
         found = self._sizes.get(segment.ledger_id)
         if found is None:
             ledger = (await self._namespace.services.ledger_store.read(segment.ledger_id)).value
@@ -308,7 +308,7 @@ class DriverLogView:
 
         It is also read again if a node was away when the ledger was located: that node may be the only one left by now.
         """
-        if segment.cold is not None and not segment.cold.hot:
+        if segment.cold is not None and not segment.cold.listed:
             return ColdLocation.of(segment)
         found = self._locations.get(segment.ledger_id)
         if found is None:
