@@ -221,18 +221,6 @@ class ColdUnit:
 
 
 @dataclass(frozen=True, slots=True)
-class ColdPlace:
-    """Where is a listed segment that has a unit?"""
-
-    file: ColdFile | None
-    state: UnitState
-    first_row: int
-    rows: int
-    bytes: int
-    hot: bool
-
-
-@dataclass(frozen=True, slots=True)
 class ColdAttempt:
     """Who copies which segments, and under which object name?
 
