@@ -70,7 +70,7 @@ class SegmentMetadata:
     defaults in progress.
 
     `name` is the znode's actual name where the value was read from one: old logs have other names. `cold`: where its
-    copy in a file is; only readers' lists have it, and no znode of a segment says it. Neither takes part in comparisons.
+    copy in a file is; only readers' lists say it. Neither takes part in comparisons.
     """
 
     ledger_id: int
