@@ -4,8 +4,8 @@ One conditional transaction for each unit, which everybody who may change the li
 
 | operation | refuses, or makes others refuse |
 |---|---|
-| set `P/cold` as it is, at the version read | a truncation, a mover's step or another return since the list was read |
-| set `P` as it is, at the version read | a truncation that looked at the list before, and would mark a part of it (I8) |
+| set `P/cold`, at the version read | a truncation, a mover's step or another return since the list was read |
+| set `P` as it is, at the version read | a truncation that read the list before, and would mark a part of it (I8) |
 | set the unit: FINISHED, with its segments' new ledgers, at its version | whoever was first with this unit |
 | create each segment's znode | a segment of the number that is there |
 | delete each ledger's listing, at version 0 | a sweep that has condemned a ledger |
@@ -14,8 +14,9 @@ Units come back from the newest downwards, each only where the list begins right
 hole (docs/reference/znodes.md#hiding-and-deleting-segments). What a truncation hides does not come back, and what it
 hides of a segment stays hidden in the returned one.
 
-Fault model: the process may die anywhere; a ledger is listed under a sink of its own until the transaction refers to it,
-so it is swept like what a failed batch left. A lost answer is found out: the unit names the new ledgers, or it does not.
+Fault model: the process may die anywhere; a ledger is listed under a sink of its own until the transaction refers to
+it, so it is swept like what a failed batch left. A lost answer is found out: the unit names the new ledgers or does
+not.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from metadata.bookkeeper.ledgers import Versioned
-from metadata.distributedlog.cold_units import COLD, UNITS, ColdLog, ColdUnit, UnitState, parse_unit_name
+from metadata.distributedlog.cold_units import (
+    ColdLog,
+    ColdUnit,
+    Position,
+    UnitState,
+    hidden_below,
+    parse_unit_name,
+)
 from metadata.distributedlog.log_names import LogPaths, log_not_found_error
 from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
@@ -76,35 +84,16 @@ class ColdView:
     def next_to_return(self) -> Versioned[ColdUnit] | None:
         """Return the unit right before the list, if its hot copies are gone; None where nothing can come back."""
         found = [one for one in self.units if one.value.last + 1 == self.begins]
-        if not found or found[0].value.state is not UnitState.HOT_DELETED:
+        if not found or found[0].value.state is not UnitState.HOT_DELETED or self.cold.value.deleted:
             return None
         return found[0] if returning(found[0].value, self.cold.value.truncated_to) else None
 
 
-def returning(unit: ColdUnit, truncated_to: tuple[int, int, int]) -> list[SegmentMetadata]:
+def returning(unit: ColdUnit, truncated_to: Position) -> list[SegmentMetadata]:
     """Return the segments of a unit that a truncation has not hidden, as the list is to have them but for their
     ledgers."""
-    found: list[SegmentMetadata] = []
-    for one in unit.segments:
-        segment = replace(one.metadata, cold=None)
-        hidden = max(truncated_to, _hidden_before(segment))
-        if hidden > (segment.lssn, segment.last_entry, segment.last_slot):
-            continue  # The position may lie in an entry of control records: then the rest of it is hidden, too.
-        if hidden > (segment.lssn, 0, 0) and segment.version >= 3:
-            segment = replace(
-                segment, truncation=TruncationStatus.PARTIALLY_TRUNCATED, min_entry=hidden[1], min_slot=hidden[2]
-            )
-        found.append(segment)
-    return found
-
-
-def _hidden_before(segment: SegmentMetadata) -> tuple[int, int, int]:
-    """Return below which position a segment's own znode hid records when it was copied."""
-    if segment.truncation is TruncationStatus.TRUNCATED:
-        return segment.lssn + 1, 0, 0
-    if segment.truncation is TruncationStatus.PARTIALLY_TRUNCATED:
-        return segment.lssn, segment.min_entry, segment.min_slot
-    return 0, 0, 0
+    shown = [replace(hidden_below(one.metadata, truncated_to), cold=None) for one in unit.segments]
+    return [one for one in shown if one.truncation is not TruncationStatus.TRUNCATED]
 
 
 def returned_unit(unit: ColdUnit, segments: Sequence[SegmentMetadata], keep_hot_until_ms: int | None) -> ColdUnit:
@@ -142,10 +131,10 @@ class ColdReturns:
             raise log_not_found_error(name, error.path) from error
         turn = SetData(paths.partition, data, stat.version)
         try:
-            data, stat = await self._get(cold_path(paths))
+            data, stat = await self._get(paths.cold)
         except NoNodeError:
             return None
-        cold = Versioned(ColdLog.decode(data, cold_path(paths)), stat.version)
+        cold = Versioned(ColdLog.decode(data, paths.cold), stat.version)
         end = await self._logs.end(name)
         listing = await self._logs.hot_segments(name)
         return ColdView(turn, cold, await self._units(paths), tuple(one.lssn for one in listing), end.max_lssn)
@@ -154,7 +143,7 @@ class ColdReturns:
         return await repeat(self._store, lambda: self._store.get(path))
 
     async def _units(self, paths: LogPaths) -> tuple[Versioned[ColdUnit], ...]:
-        parent = units_path(paths)
+        parent = paths.cold_units
         try:
             names, _ = await repeat(self._store, lambda: self._store.children(parent))
         except NoNodeError:
@@ -197,10 +186,12 @@ class ColdReturns:
         """
         check(bool(segments) and segments[-1].lssn + 1 == view.begins, "a unit comes back right before the list")
         paths = await self._logs.located(name)
+        cold = view.cold.value
         after = returned_unit(unit.value, segments, keep_hot_until_ms)
-        path = f"{units_path(paths)}/{after.name}"
+        path = f"{paths.cold_units}/{after.name}"
         ops: list[Op] = [
-            SetData(cold_path(paths), view.cold.value.encode(), view.cold.version),
+            # Another generation: what others keep of the unit has its old ledgers.
+            SetData(paths.cold, replace(cold, generation=cold.generation + 1).encode(), view.cold.version),
             view.turn,
             SetData(path, after.encode(), unit.version),
             *(Create(paths.segment(one), one.encode()) for one in segments),
@@ -235,13 +226,3 @@ class ColdReturns:
             return False
         # No other client has these ledgers: the data is ours.
         return bytes(data) == after.encode()
-
-
-def cold_path(paths: LogPaths) -> str:
-    """Return the parent of what is known of a log's cold storage."""
-    return f"{paths.partition}/{COLD}"
-
-
-def units_path(paths: LogPaths) -> str:
-    """Return the parent of a log's units."""
-    return f"{cold_path(paths)}/{UNITS}"
