@@ -171,7 +171,7 @@ class LogAdmin:
             for op in ops
             if isinstance(op, Create) and name_of(op.path).startswith((IN_PROGRESS_PREFIX, COMPLETED_PREFIX))
         }
-        if moved.isdisjoint(segment.ledger_id for segment in await self._logs.segments(new)):
+        if moved.isdisjoint(segment.ledger_id for segment in await self._logs.hot_segments(new)):
             raise OutcomeUnknownError(
                 f"the answer to its renaming was lost; the log is gone now, and {new!r} has no segment of it",
                 log=old,

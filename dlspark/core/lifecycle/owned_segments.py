@@ -77,7 +77,7 @@ class OwnedSegments:
         """Return the list, with all changes in it that this session has sent, answered or not."""
         # After a lost answer a server that lags behind would show the list before our own change.
         await self._services.store.sync(self._services.logs.paths(self.name).ledgers)
-        return await self._services.logs.segments(self.name)
+        return await self._services.logs.hot_segments(self.name)
 
     async def list_changed_ms(self) -> int:
         """Return when the list last grew, by the metadata store's clock, in milliseconds since the epoch."""

@@ -16,6 +16,7 @@ import re
 from typing import Final
 
 from dlspark import errors
+from dlspark.cold.objects.errors import ObjectStoreError
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import (
     AlreadyClosedError,
@@ -74,7 +75,7 @@ from storage_node.errors import BookieError
 MAX_MESSAGE_CHARS: Final = 4096
 """Longer messages and advice are cut: a refusal has to fit in a frame."""
 
-_ROOTS: Final = (DistributedLogError, BookieError)
+_ROOTS: Final = (DistributedLogError, BookieError, ObjectStoreError)
 """They do not say whether it was done, and are not raised as they are."""
 _WHERE: Final = ("dlsn", "ledger_id", "entry_id", "node", "path")
 _TEXT_OF_DLSN: Final = re.compile(r"-?[0-9]+:-?[0-9]+:-?[0-9]+")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from dlspark.cold.reading.locations import ColdLocation
 from dlspark.core.codec.dlsn import DLSN
 
 if TYPE_CHECKING:
@@ -45,13 +46,16 @@ class SegmentSpan:
 
     Entries `first_entry` to `last_entry`, both included; of the first the slots from `first_slot` on, of the last those
     below `end_slot` (None: all). `entry_bytes` estimates the stored size of an entry. `records` is the most records
-    that it can have, or 0 if no limit of records was asked for. `cold_rows`: what is read of a cold file's columns; None:
-    entries are read.
+    that it can have, or 0 if no limit of records was asked for.
+
+    `ledger` says where the entries are to be read: from storage nodes, or from a cold file where the ledger is gone.
+    `cold` is the file that has the segment, also while its ledger is there: a task goes on in it when the ledger goes
+    after the plan was made. `cold_rows`: what is read of that file's columns; None: entries are read.
     """
 
     log: str
     lssn: int
-    ledger: LedgerLocation
+    ledger: LedgerLocation | ColdLocation
     first_entry: int
     first_slot: int
     last_entry: int
@@ -60,7 +64,18 @@ class SegmentSpan:
     enveloped: bool
     entry_bytes: int
     records: int = 0
+    cold: ColdLocation | None = None
     cold_rows: ColdRows | None = None
+
+    @property
+    def hot(self) -> LedgerLocation | None:
+        """Where storage nodes have it; None where it is read from its cold file alone."""
+        return None if isinstance(self.ledger, ColdLocation) else self.ledger
+
+    @property
+    def is_cold(self) -> bool:
+        """True where it is read from its cold file alone."""
+        return self.hot is None
 
     @property
     def start(self) -> DLSN:
