@@ -36,6 +36,7 @@ import pyarrow.compute as pc
 from dlspark.cold.files.columns import ERROR, FLAG_ERASED, LOG
 from dlspark.cold.files.footer import Footer
 from dlspark.core.codec.vector_decoding import timestamps
+from dlspark.spark.source.cold_columns import empty_rows, is_cut, numbers, within_slots
 from dlspark.spark.source.planning import SegmentSpan
 from dlspark.tables.arrow_decoding import columns_by_ids
 from dlspark.tables.arrow_types import FIELD_ID
@@ -106,7 +107,7 @@ def _parts_wanted(rows: TypedRows, span: SegmentSpan) -> set[str]:
         parts = (shown & {"entry", "slot", "row", "sequence_id", _IDS}) | ({_IDS} if "timestamp" in shown else set())
     if rows.decoder.declaration.format is RecordFormat.ARROW:
         parts.add("row")
-    return parts | (set(_PLACES) if span.first_slot or span.end_slot is not None else set())
+    return parts | (set(_PLACES) if is_cut(span) else set())
 
 
 def _wanted_of_misfits(footer: Footer, rows: TypedRows, group: int) -> list[str]:
@@ -130,19 +131,6 @@ def _name_of(footer: Footer, id_: int) -> str | None:
     """Return what a file calls the column of an id; None where it does not have it."""
     wanted = str(id_).encode()
     return next((one.name for one in footer.schema if (one.metadata or {}).get(FIELD_ID) == wanted), None)
-
-
-def within_slots(batch: pa.RecordBatch, span: SegmentSpan) -> pa.RecordBatch:
-    """Return the rows of a span's entries without those before its first slot, and from its end slot on."""
-    if not span.first_slot and span.end_slot is None:
-        return batch
-    entry, slot = (_numbers(batch, part) for part in _PLACES)
-    kept = (entry != span.first_entry) | (slot >= span.first_slot)
-    if span.end_slot is not None:
-        kept &= (entry != span.last_entry) | (slot < span.end_slot)
-    at = np.flatnonzero(kept)
-    # Rows are sorted by position: what is left is one piece.
-    return batch.slice(int(at[0]), len(at)) if len(at) else batch.slice(0, 0)
 
 
 class RowsOfGroups:
@@ -181,21 +169,21 @@ class RowsOfGroups:
         if errors.null_count < count and footer.value_column in batch.schema.names:
             misfits = _where(errors.is_valid(), batch.column(footer.value_column))
         made = self._own_columns(batch, footer, same=columns.same)
-        number = _numbers(batch, "row") if self._many and self._shows_row() else np.zeros(count, np.int64)
+        number = numbers(batch, "row") if self._many and self._shows_row() else np.zeros(count, np.int64)
         return self._made(made, errors, misfits, batch, number, span)
 
     def _decoded(self, batch: pa.RecordBatch, footer: Footer, span: SegmentSpan) -> pa.RecordBatch:
         """Return rows of which some come from the bytes of their records."""
-        row, values = _numbers(batch, "row"), batch.column(footer.value_column)
+        row, values = numbers(batch, "row"), batch.column(footer.value_column)
         first = np.flatnonzero(row <= 0)  # the first row of each record
         record = np.cumsum(row <= 0) - 1
         check(not len(row) or row[0] <= 0, "a row group begins within a record", log=span.log, dlsn=span.start)
-        erased = (_numbers(batch, "flags") & FLAG_ERASED) != 0
+        erased = (numbers(batch, "flags") & FLAG_ERASED) != 0
         has_bytes = (values.is_valid().to_numpy(zero_copy_only=False) | erased)[first]
         told = first[has_bytes]
         places = batch.take(pa.array(told))
         payloads = places.column(footer.value_column).fill_null(b"")
-        found = self._rows.decoder.decode(payloads, pa.array(_numbers(places, _IDS)))
+        found = self._rows.decoder.decode(payloads, pa.array(numbers(places, _IDS)))
         if self._rows.decoder.declaration.strict:
             check_fits(found, _places(places, span))
         within = np.arange(len(told)) if found.counts is None else record_of_row(found.counts).to_numpy()
@@ -251,8 +239,7 @@ class RowsOfGroups:
                 columns.append(pa.StructArray.from_arrays(parts, fields=list(one.type)))
         if columns:
             return pa.RecordBatch.from_arrays(columns, schema=self._rows.schema)
-        # Arrow counts rows by columns, so there is one at first.
-        return pa.RecordBatch.from_arrays([pa.nulls(len(places))], names=["row"]).select([])
+        return empty_rows(len(places))
 
 
 def _place(
@@ -268,8 +255,8 @@ def _place(
     if name == VALUE:
         return misfits
     if name == "timestamp":
-        return timestamps(_numbers(places, _IDS))
-    return pa.array(_numbers(places, name), LOG_TYPE.field(name).type)
+        return timestamps(numbers(places, _IDS))
+    return pa.array(numbers(places, name), LOG_TYPE.field(name).type)
 
 
 def _places(batch: pa.RecordBatch, span: SegmentSpan) -> pa.RecordBatch:
@@ -280,13 +267,8 @@ def _places(batch: pa.RecordBatch, span: SegmentSpan) -> pa.RecordBatch:
 
 def _without_empty(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return rows without those that stand for records which hold none."""
-    row = _numbers(batch, "row")
+    row = numbers(batch, "row")
     return batch if not (row < 0).any() else batch.take(pa.array(np.flatnonzero(row >= 0)))
-
-
-def _numbers(batch: pa.RecordBatch, part: str) -> npt.NDArray[np.int64]:
-    """Return a field of a file's `_log`."""
-    return np.asarray(batch.column(LOG).field(part)).astype(np.int64, copy=False)
 
 
 def _numbers_within(owner: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
