@@ -58,11 +58,15 @@ class StoredColumns:
         names: paths of the file's columns, none twice.
         as_stored: whether all rows are what the typed columns say, and no bytes are decoded.
         same: whether the file's declaration is the query's, too.
+        known: whether the typed columns, read or not, are those of all rows: so their statistics are.
+        all_fit: whether it is known that each record fits.
     """
 
     names: tuple[str, ...]
     as_stored: bool
     same: bool
+    known: bool
+    all_fit: bool
 
 
 def gives_columns(footer: Footer, rows: TypedRows) -> bool:
@@ -96,7 +100,8 @@ def stored_columns(footer: Footer, rows: TypedRows, group: int, span: SegmentSpa
     if declaration.strict and not exact:
         parts |= set(_PLACES)
     names = [*(f"{LOG}.{part}" for part in sorted(parts)), *own, *others]
-    return StoredColumns(tuple(names), same or exact or not rows.decodes, same)
+    fits = exact or (same and _all_fit(footer, group))
+    return StoredColumns(tuple(names), same or exact or not rows.decodes, same, same or exact, fits)
 
 
 def _parts_wanted(rows: TypedRows, span: SegmentSpan) -> set[str]:

@@ -70,9 +70,32 @@ class ColumnExtent:
         return self.nulls == self.rows
 
 
-def may_satisfy(filters: Sequence[Filter], statistics: RowGroupStatistics) -> bool:
-    """Return whether some row of a row group may satisfy all of these filters."""
-    return all(_may_satisfy(one, statistics.extent(one.attribute)) for one in filters if hasattr(one, "attribute"))
+class RowGroupFilters:
+    """Which row groups of a file may have rows that satisfy all of some filters?
+
+    Args:
+        footer: of the file.
+        target: the version whose columns rows have.
+        filters: what is asked of them.
+    """
+
+    def __init__(self, footer: Footer, target: Schema, filters: Sequence[Filter]) -> None:
+        self._footer = footer
+        self._target = target
+        self._leaves = leaf_numbers(footer.schema) if filters else {}
+        self._wanted: list[tuple[Filter, tuple[str, ...]]] = []
+        for one in filters:
+            attribute = getattr(one, "attribute", None)  # filters of other filters have none, and are not understood
+            if isinstance(attribute, tuple) and attribute:
+                self._wanted.append((one, attribute))
+
+    def may_have_rows(self, at: int, *, known: bool) -> bool:
+        """Return whether a row group may have such rows. `known`: all its rows are what its columns say; else some come
+        from records' bytes."""
+        if not self._wanted:
+            return True
+        statistics = RowGroupStatistics(self._footer, at, self._target, self._leaves, as_stored=known)
+        return all(_may_satisfy(one, statistics.extent(attribute)) for one, attribute in self._wanted)
 
 
 def _may_satisfy(wanted: Filter, column: ColumnExtent | None) -> bool:
