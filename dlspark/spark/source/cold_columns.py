@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -180,9 +180,7 @@ def gives_records(footer: Footer, groups: range, names: Sequence[str]) -> bool:
     stand for."""
     if "value" not in names:
         return True
-    return not footer.redacted and all(
-        footer.row_groups[at].values == footer.row_groups[at].records for at in groups
-    )
+    return not footer.redacted and all(footer.row_groups[at].values == footer.row_groups[at].records for at in groups)
 
 
 def record_columns(footer: Footer, group: int, names: Sequence[str], *, cut: bool) -> list[str]:

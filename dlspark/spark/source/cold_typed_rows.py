@@ -197,9 +197,7 @@ class RowsOfGroups:
         order = np.argsort(np.concatenate([record[kept], decoded]), kind="stable")
         take, source = pa.array(order), np.concatenate([kept, first[decoded]])[order]
         stored = self._own_columns(batch.take(pa.array(kept)), footer, same=False)
-        made = {
-            name: pa.concat_arrays([column, found.rows.column(name)]).take(take) for name, column in stored.items()
-        }
+        made = {name: pa.concat_arrays([column, found.rows.column(name)]).take(take) for name, column in stored.items()}
         errors = pa.concat_arrays([pa.nulls(len(kept), pa.string()), found.errors]).take(take)
         misfits = _where(errors.is_valid(), values.take(pa.array(source)).fill_null(b""))
         number = np.concatenate([row[kept], _numbers_within(within)])[order]

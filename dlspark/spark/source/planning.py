@@ -4,8 +4,8 @@ A `SegmentSpan` is what one segment contributes to a read: entries and the slots
 needs to fetch them without ZooKeeper. Large spans are split between entries, small neighbours share a partition,
 because a partition costs a Spark task and a log written by many small batches has many small segments.
 
-Where a cold file's columns give the rows (`cold_plan`), a span is what one row group has of them: it is read as one, and
-weighs what the columns weigh that are read.
+Where a cold file's columns give the rows (`cold_plan`), a span is what one row group has of them: it is read as one,
+and weighs what the columns weigh that are read.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def partitions(
     share = -(-sum(span.bytes for span in spans) // wanted)
     # A partition that takes no further entry of the largest kind has its share: so they are `wanted` at most, but for
     # limits of records, which may close one before.
-    even = _pack(spans, min(max_bytes, share + max(map(_entry_bytes, spans), default=1) - 1), max_records)
+    even = _pack(spans, min(max_bytes, share + max(map(_piece_bytes, spans), default=1) - 1), max_records)
     packed = even if len(even) <= wanted else needed
     return [tuple(group) for group in _split_further(packed, min_partitions)]
 

@@ -1,8 +1,8 @@
 """Which row groups of a cold file may have rows that a query's filters want: by Parquet's statistics alone.
 
-Filters on a typed frame are hints: Spark looks at all rows again. So a row group may be left out where it certainly has
-no row that satisfies them all, and where anything is in doubt it is read. `None` in a filter is SQL's null: no comparison
-with it holds, but for `<=>`.
+Filters on a typed frame are hints: Spark looks at all rows again. So a row group may be left out where it certainly
+has no row that satisfies them all, and where anything is in doubt it is read. `None` in a filter is SQL's null: no
+comparison with it holds, but for `<=>`.
 
 What is in doubt: a value of another type than its column; a column whose statistics are missing; a column within a list
 or map; a floating-point column that is to be above something, for statistics pass over NaN, and to Spark NaN is above
@@ -125,9 +125,7 @@ def _may_equal(wanted: object, column: ColumnExtent) -> bool:
     return bool(column.low <= value <= column.high)  # type: ignore[operator]
 
 
-def _may_compare(
-    wanted: GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual, column: ColumnExtent
-) -> bool:
+def _may_compare(wanted: GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual, column: ColumnExtent) -> bool:
     if wanted.value is None or column.empty:
         return False
     value = _comparable(wanted.value, column.type)
@@ -178,8 +176,8 @@ class RowGroupStatistics:
         index: which row group.
         target: the version whose columns rows have.
         leaves: `leaf_numbers` of the file's columns.
-        as_stored: whether all its rows are what its columns say; then those of `target` that it does not have are known,
-            too. False: some are read from records' bytes, and only what is said of records (`_log`) is known.
+        as_stored: whether all its rows are what its columns say; then those of `target` that it does not have are
+            known, too. False: some are read from records' bytes, and only what is said of records (`_log`) is known.
     """
 
     def __init__(
