@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dlspark.cold.files.columns import LOG, ROW_ONLY
+from dlspark.cold.files.digests import RecordColumns
 from dlspark.cold.files.entries import control_entry, rebuild_entries
 from dlspark.cold.files.errors import DamagedColdFileError
 from dlspark.cold.files.footer import FileSegment, Footer
 from dlspark.cold.reading.file_reader import WINDOW_BYTES, ColdFileReader
 from dlspark.cold.reading.locations import ColdLocation
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import CallerError, present
 from storage_node.client.read_ahead import check_range
 from storage_node.errors import LedgerClosedError
@@ -33,7 +35,6 @@ from storage_node.protocol.digests import Entry
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    import pyarrow as pa
 
 PIECE_BYTES: Final = 1 << 20
 """Entries are rebuilt up to about so many bytes at a time, so that the first ones do not wait for a whole row group."""
@@ -85,46 +86,31 @@ class ColdLedger:
         """
         self._ensure_usable()
         check_range(first, last, self.last_add_confirmed, self.ledger_id)
-        if self._reader is None:
+        if self._reader is None or self._footer is None:
+            payload = control_entry(self._plain_metadata)
             for entry_id in range(first, last + 1):
-                yield self._entry(entry_id, control_entry(enveloped=self.place.enveloped))
+                yield self._entry(entry_id, payload)
             return
-        footer = present(self._footer, "a cold file was read without its footer")
+        footer = self._footer
         groups = footer.groups_of(self.place.lssn, first, last)
-        held: list[pa.RecordBatch] = []
-        batches = self._reader.batches(groups, footer.record_columns, window_bytes=window_bytes)
+        found = self._reader.all_records(groups, window_bytes=window_bytes)
         try:
-            async for index, batch in batches:
-                held.append(batch)
-                upto = self._complete_up_to(footer, index, last if index + 1 == groups.stop else None)
-                if first <= upto:
-                    async for entry in self._rebuilt(footer, held, first, upto):
-                        yield entry
-                    first = upto + 1
-                # Row groups end between entries as a rule; the rows of one that goes on are kept for it.
-                held = [batch] if self._goes_on(footer, index) else []
+            async for index, records in found:
+                # Row groups end between entries. What lies behind the last one's are control records alone.
+                upto = last if index + 1 == groups.stop else footer.row_groups[index].last.entry_id
+                async for entry in self._rebuilt(footer, [records], first, upto):
+                    yield entry
+                first = upto + 1
         finally:
-            await batches.aclose()
-        if first <= last:  # no row is in these, nor behind them: control records alone
-            async for entry in self._rebuilt(footer, held, first, last):
+            await found.aclose()
+        if first <= last:  # no row is in these: control records alone
+            async for entry in self._rebuilt(footer, [], first, last):
                 yield entry
 
-    def _complete_up_to(self, footer: Footer, index: int, last: int | None) -> int:
-        """Return the last entry that needs no row group behind this one."""
-        if last is not None:
-            return last
-        entry_id = footer.row_groups[index].last.entry_id
-        return entry_id - 1 if self._goes_on(footer, index) else entry_id
-
-    def _goes_on(self, footer: Footer, index: int) -> bool:
-        """Return whether the next row group begins in the entry in which this one ends."""
-        groups = footer.row_groups
-        return index + 1 < len(groups) and groups[index + 1].first[:2] == groups[index].last[:2]
-
     async def _rebuilt(
-        self, footer: Footer, batches: list[pa.RecordBatch], first: int, last: int
+        self, footer: Footer, records: list[RecordColumns], first: int, last: int
     ) -> AsyncGenerator[Entry, None]:
-        rebuilding = rebuild_entries(footer, self.place.lssn, batches, first, last)
+        rebuilding = rebuild_entries(footer, self.place.lssn, records, first, last)
         loop = asyncio.get_running_loop()
         expected = first
         while piece := await loop.run_in_executor(None, partial(_piece, rebuilding)):
@@ -135,6 +121,11 @@ class ColdLedger:
                 yield self._entry(entry_id, payload)
         if expected <= last:
             raise self._damaged_error(f"entries {expected} to {last} of segment {self.place.lssn} are not in it")
+
+    @property
+    def _plain_metadata(self) -> SegmentMetadata:
+        place = self.place
+        return SegmentMetadata(place.ledger_id, place.lssn, place.first_txid, version=place.version)
 
     def _entry(self, entry_id: int, payload: memoryview) -> Entry:
         return Entry(self.ledger_id, entry_id, self.last_add_confirmed, self.place.bytes, payload)

@@ -100,7 +100,11 @@ class SharedLoads(Generic[K, V]):
         self._kept.clear()
         self._bytes = 0
 
-    async def close(self) -> None:
-        """Drop what is kept, and end what is being loaded; who waits for it is cancelled."""
-        self.forget()
+    async def end_loads(self) -> None:
+        """End what is being loaded; who waits for it is cancelled."""
         await end_tasks([loading.task for loading in self._loads.values()], drop_errors=True)
+
+    async def close(self) -> None:
+        """Drop what is kept, and end what is being loaded."""
+        self.forget()
+        await self.end_loads()
