@@ -14,29 +14,19 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
-from dlspark.cold.files.footer import Footer
 from dlspark.cold.objects.addresses import root_of
 from dlspark.cold.objects.opening import open_store
 from dlspark.cold.objects.store import ObjectStore
 from dlspark.cold.reading.cold_ledger import ColdLedger
-from dlspark.cold.reading.file_reader import ColdFileReader, GroupKey
+from dlspark.cold.reading.file_reader import ColdFileReader, KnownParts
 from dlspark.cold.reading.locations import ColdLocation
-from dlspark.cold.reading.shared_loads import SharedLoads
 from metadata.distributedlog.cold_units import ColdFile
 from metadata.foundation.errors import check
 from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.tasks import each
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-FOOTER_BYTES: Final = 32 << 20
-"""Footers that are kept, by what they take in memory."""
-GROUP_BYTES: Final = 64 << 20
-"""Decoded row groups that are kept, for readers that come to them soon after."""
 
 StoreKey = tuple[str, tuple[tuple[str, str], ...]]
 """The root of a store, and how it is reached."""
@@ -55,8 +45,7 @@ class ColdFiles(OnOneLoop):
         self._opener = opener or open_store
         self._holders = 0
         self._stores: dict[StoreKey, ObjectStore] = {}
-        self._footers: SharedLoads[str, Footer] = SharedLoads(FOOTER_BYTES, lambda footer: footer.memory_bytes)
-        self._groups: SharedLoads[GroupKey, pa.RecordBatch] = SharedLoads(GROUP_BYTES, lambda batch: batch.nbytes)
+        self._known = KnownParts()
 
     def hold(self) -> ColdFilesHold:
         """Return a hold on the stores, to be closed."""
@@ -71,15 +60,14 @@ class ColdFiles(OnOneLoop):
         if not self._holders:
             stores, self._stores = list(self._stores.values()), {}
             # Loads use the stores, and whoever waits for one has closed its ledger: none is left but by mistake.
-            await self._groups.close()
-            await self._footers.close()
-            await each(*(store.close for store in stores))
+            await self._known.close()
+            await each([store.close for store in stores])
 
     def reader(self, file: ColdFile, patience_s: float = 0) -> ColdFileReader:
-        """Return a reader of a file; `patience_s` as in `ColdFileReader`. Raises ObjectAddressError, and MissingExtraError
-        where the library of its store is not installed."""
+        """Return a reader of a file; `patience_s` as in `ColdFileReader`. Raises ObjectAddressError, and
+        MissingExtraError where the library of its store is not installed."""
         self._check_loop()
-        return ColdFileReader(self._store(file), file, self._footers, self._groups, patience_s)
+        return ColdFileReader(self._store(file), file, self._known, patience_s)
 
     async def open(self, location: ColdLocation, patience_s: float = 0) -> ColdLedger:
         """Return a segment's entries. Raises ObjectStoreError, DamagedColdFileError where the file is not the

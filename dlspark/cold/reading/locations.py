@@ -20,7 +20,8 @@ class ColdLocation:
     Args:
         file: the file; None where the segment's unit has no user record, and therefore none.
         lssn: the segment's number.
-        ledger_id: its ledger, which may be gone: it says which segment of this number is meant.
+        ledger_id: its ledger, which may be gone.
+        first_txid, completion_ms: its first transaction id and the time of its end, by which it is known in its file.
         version: of its metadata, which says how its entries are wrapped.
         last_entry: of its ledger; -1 where it has none, or its metadata do not say.
         bytes: of its ledger, one copy.
@@ -29,6 +30,8 @@ class ColdLocation:
     file: ColdFile | None
     lssn: int
     ledger_id: int
+    first_txid: int
+    completion_ms: int
     version: int
     last_entry: int
     bytes: int
@@ -37,7 +40,16 @@ class ColdLocation:
     def of(cls, segment: SegmentMetadata) -> ColdLocation:
         """Return where a listed segment is that has a unit. Raises InvariantViolation for one that has none."""
         place = present(segment.cold, "a segment that is not cold was looked for in a file")
-        return cls(place.file, segment.lssn, segment.ledger_id, segment.version, segment.last_entry, place.bytes)
+        return cls(
+            file=place.file,
+            lssn=segment.lssn,
+            ledger_id=segment.ledger_id,
+            first_txid=segment.first_txid,
+            completion_ms=segment.completion_time_ms,
+            version=segment.version,
+            last_entry=segment.last_entry,
+            bytes=place.ledger_bytes,
+        )
 
     @property
     def enveloped(self) -> bool:

@@ -4,8 +4,8 @@ Readers of one segment come to the same row groups one after the other, or toget
 loaded for all who want it; one that is there is kept until younger ones need its room. The bound is in bytes of what is
 kept; what a reader holds besides is that reader's.
 
-Fault model: a load that fails fails for all that wait for it, and is not kept. A reader that gives up leaves the load to
-the others; when the last one has given up, the load is cancelled, so that no task is left (I16).
+Fault model: a load that fails fails for all that wait for it, and is not kept. A reader that gives up leaves the load
+to the others; when the last one has given up, the load is cancelled, so that no task is left (I16).
 """
 
 from __future__ import annotations
@@ -100,7 +100,11 @@ class SharedLoads(Generic[K, V]):
         self._kept.clear()
         self._bytes = 0
 
-    async def close(self) -> None:
-        """Drop what is kept, and end what is being loaded; who waits for it is cancelled."""
-        self.forget()
+    async def end_loads(self) -> None:
+        """End what is being loaded; who waits for it is cancelled."""
         await end_tasks([loading.task for loading in self._loads.values()], drop_errors=True)
+
+    async def close(self) -> None:
+        """Drop what is kept, and end what is being loaded."""
+        self.forget()
+        await self.end_loads()

@@ -1,13 +1,15 @@
 """`SegmentFollower`: fetches one segment's entries from an entry on, until its ledger is closed and all were fetched.
 
 Where the entries are, in a ledger or in a cold file, and that they go from one to the other meanwhile, is known to
-`SegmentLedger` alone. Of a ledger, it streams what is confirmed and long-polls for what is not: while nothing happens, the one long poll is the only
-request. The window of entries requested in advance begins small (`numPrefetchEntriesPerLogSegment`), so that a short
-look costs little, and doubles as long as all of it is used (up to `maxPrefetchEntriesPerLogSegment`).
+`SegmentLedger` alone. Of a ledger, it streams what is confirmed and long-polls for what is not: while nothing happens,
+the one long poll is the only request. The window of entries requested in advance begins small
+(`numPrefetchEntriesPerLogSegment`), so that a short look costs little, and doubles as long as all of it is used (up to
+`maxPrefetchEntriesPerLogSegment`).
 
-Fault model: storage nodes, and the store of a file, may fail, and are then tried again for a while (GIVE_UP_S). An entry whose checksum is wrong
-is damaged for good only if every storage node was asked and none has a good copy; as long as one of them cannot be
-asked, the entry is waited for like any other. Bytes that fail their digest are never delivered (I12).
+Fault model: storage nodes, and the store of a file, may fail, and are then tried again for a while (GIVE_UP_S). An
+entry whose checksum is wrong is damaged for good only if every storage node was asked and none has a good copy; as long
+as one of them cannot be asked, the entry is waited for like any other. Bytes that fail their digest are never delivered
+(I12).
 """
 
 from __future__ import annotations
@@ -277,8 +279,7 @@ class SegmentFollower:
             raise ReadError(
                 f"segment {self._segment.lssn} could not be read for {GIVE_UP_S:.0f} s: {error}",
                 dlsn=DLSN(self._segment.lssn, self.next_entry, 0),
-                advice="Open another reader at this position when the storage nodes, or the store of its cold file, are "
-                "back",
+                advice="Open another reader at this position when the storage nodes are back, or the store of the file",
             ) from error
         if self._failures.bit_count() == 1:  # the first, second, fourth: eight lines in two minutes, and not hundreds
             _log.warning(

@@ -7,6 +7,7 @@ the very next entry. So nothing is delivered twice, and nothing is missing.
 
     in the ledger --(gone, or cannot be read, and the list names a file)--> in that file
     in a file     --(gone, and the list names another one: records were erased)--> in the other file
+    in a file     --(gone, and the segment is among the log's own again: it was restored)--> in its new ledger
     in a file     --(gone, and the segment is off the list, or truncated)--> AlreadyTruncatedError
     in a file     --(gone, and the list still names it)--> SegmentNotFoundError: somebody else has deleted it
 
@@ -61,21 +62,15 @@ class SegmentLedger:
 
     @classmethod
     async def open(cls, services: Services, settings: Settings, log: str, segment: SegmentMetadata) -> SegmentLedger:
-        """Open a segment of the log, without recovery: reading must not fence the log's writer (I5).
+        """Open a segment of the log.
 
         Raises NoNodeError where its ledger is gone and no file is named instead, and what opening either raises.
         """
         opened = cls(services, settings, log, segment)
-        if segment.cold is not None and not segment.cold.hot:
-            try:
-                opened._cold = await opened._open_cold(segment)
-            except DistributedLogError as error:
-                await opened._go_on_elsewhere(0, None, error)
-            return opened
         try:
-            opened._hot = await services.ledgers.open(segment.ledger_id, password=settings.password, recover=False)
+            await (opened._open_hot if is_hot(segment) else opened._open_cold)(segment)
         except DistributedLogError as error:
-            await opened._go_on_elsewhere(0, None, error)
+            await opened.go_on_elsewhere(0, None, error)
         return opened
 
     # ------------------------------------------------------------------ what is known
@@ -139,7 +134,7 @@ class SegmentLedger:
                     first = entry.entry_id + 1
                 return
             except DistributedLogError as error:
-                await self._go_on_elsewhere(first, reading, error)
+                await self.go_on_elsewhere(first, reading, error)
             finally:
                 await entries.aclose()
 
@@ -150,7 +145,7 @@ class SegmentLedger:
             try:
                 return await reading.poll(next_entry, timeout_ms)
             except DistributedLogError as error:
-                await self._go_on_elsewhere(next_entry, reading, error)
+                await self.go_on_elsewhere(next_entry, reading, error)
 
     async def read_last_confirmed(self) -> int:
         """Ask how far it is confirmed, as `LedgerReader.read_last_confirmed`."""
@@ -160,60 +155,47 @@ class SegmentLedger:
         """Ask how far it is acknowledged, as `LedgerReader.read_last_acknowledged`."""
         return await self._now.read_last_acknowledged()
 
-    # ------------------------------------------------------------------ what only a file's index answers
-
-    async def locate_txid(self, cold: ColdLedger, txid: int) -> tuple[int, int] | None:
-        """Return (entry, slot) of the first record with a transaction id of `txid` or above, by the index of `cold`,
-        which is what is read now."""
-        while True:
-            try:
-                return await cold.locate_txid(txid)
-            except DistributedLogError as error:
-                cold = await self._go_on_elsewhere(0, cold, error)
-
-    async def locate_position(self, cold: ColdLedger, position: int) -> tuple[int, int] | None:
-        """Return (entry, slot) of the `position`-th user record, counted from 1, by the index of `cold`."""
-        while True:
-            try:
-                return await cold.locate_position(position)
-            except DistributedLogError as error:
-                cold = await self._go_on_elsewhere(0, cold, error)
-
     # ------------------------------------------------------------------ going on elsewhere
 
-    async def _go_on_elsewhere(
+    async def go_on_elsewhere(
         self, next_entry: int, failed: LedgerReader | ColdLedger | None, error: DistributedLogError
-    ) -> ColdLedger:
-        """Open the file that the list names now, after `failed` could not give an entry; None: it could not be opened.
+    ) -> None:
+        """Open what the list names now, after `failed` could not give an entry; None: it could not be opened.
 
         Raises `error` where the list names no other place, and what says that the entry is gone.
         """
         if isinstance(error, _NEVER_COLD):
             raise error
         async with self._moving:
-            if self._cold is not None and self._cold is not failed:
-                return self._cold  # Another reader of this segment has moved it on already.
+            if failed is not None and failed is not self._now:
+                return  # Another reader of this segment has moved it on already.
             if isinstance(failed, LedgerReader) and not failed.closed:
                 raise error  # It is still being written, or its end is not known: no file can have it.
             known = self.segment
-            in_file = self._cold is not None or (failed is None and known.cold is not None and not known.cold.hot)
+            in_file = self._cold is not None or (failed is None and not is_hot(known))
             while True:
                 if in_file and not isinstance(error, ObjectNotFoundError):
                     raise error  # The store is out of reach, or the file damaged: the list names none for that.
                 listed = await self._listed(error)
                 if in_file:
                     self._check_left(known, listed, next_entry, error)
-                if listed is None or listed.cold is None or _is_truncated(listed):
+                if listed is None or _is_truncated(listed):
                     raise error
                 try:
-                    opened = await self._open_cold(listed)
+                    if in_file and is_hot(listed):
+                        await self._open_hot(listed)  # Its file was put back into a ledger.
+                    elif listed.cold is not None:
+                        await self._open_cold(listed)
+                    else:
+                        raise error
                 except ObjectNotFoundError as gone:
+                    if gone is error:
+                        raise
                     # Deleted between the two looks; each round sees another file, or ends.
                     known, in_file, error = listed, True, gone
                     continue
-                self._services.counters["segment-continued-cold"] += 1
-                self.segment, self._cold = listed, opened
-                return opened
+                self._services.counters["segment-continued-elsewhere"] += 1
+                return
 
     async def _listed(self, error: DistributedLogError) -> SegmentMetadata | None:
         """Return the segment as it is listed by now, behind all that was committed; None where it is off the list."""
@@ -222,8 +204,7 @@ class SegmentLedger:
         async def question(listing: SegmentListing) -> SegmentMetadata | None:
             listed = listing.find(self.segment.lssn)
             found = await listing.read(listed) if listed is not None else None
-            # A number may be given again, to another ledger: that is another segment.
-            return found if found is not None and found.ledger_id == self.segment.ledger_id else None
+            return found if found is not None and is_same(found, self.segment) else None
 
         try:
             path = (await logs.located(self._log)).ledgers
@@ -247,7 +228,7 @@ class SegmentLedger:
             ) from error
         before = known.cold.file if known.cold is not None else None
         now = listed.cold.file if listed.cold is not None else None
-        if before is not None and (now is None or now.url == before.url):
+        if before is not None and not is_hot(listed) and (now is None or now.url == before.url):
             raise SegmentNotFoundError(
                 f"the cold file of segment {lssn} is not there, though the log names it: {before.url}",
                 log=self._log,
@@ -257,7 +238,13 @@ class SegmentLedger:
                 "`dlspark cold verify`, and bring the object back from the store's own versions or backup",
             ) from error
 
-    async def _open_cold(self, segment: SegmentMetadata) -> ColdLedger:
+    async def _open_hot(self, segment: SegmentMetadata) -> None:
+        # Without recovery: reading must not fence the log's writer (I5).
+        password = self._settings.password
+        hot = await self._services.ledgers.open(segment.ledger_id, password=password, recover=False)
+        self.segment, self._hot, self._cold = segment, hot, None
+
+    async def _open_cold(self, segment: SegmentMetadata) -> None:
         hold = self._services.shared.cold
         if hold is None:
             # In a thread: Parquet's modules take a while to load, and other logs are read on this loop.
@@ -266,13 +253,15 @@ class SegmentLedger:
             if hold is None:
                 hold = self._services.shared.cold = shared().hold()
         patience_s = self._services.ledgers.settings.outage_wait_ms / 1000
-        return await hold.files.open(ColdLocation.of(segment), patience_s)
+        cold = await hold.files.open(ColdLocation.of(segment), patience_s)
+        self.segment, self._cold = segment, cold
 
     async def close(self) -> None:
         """Close what was opened. Idempotent."""
-        for one in (self._hot, self._cold):
-            if one is not None:
-                await one.close()
+        if self._cold is not None:
+            await self._cold.close()
+        if self._hot is not None:
+            await self._hot.close()
 
 
 def _cold_files() -> Callable[[], ColdFiles]:
@@ -284,3 +273,29 @@ def _cold_files() -> Callable[[], ColdFiles]:
 
 def _is_truncated(segment: SegmentMetadata) -> bool:
     return segment.truncation is TruncationStatus.TRUNCATED
+
+
+def is_hot(segment: SegmentMetadata) -> bool:
+    """Return whether the log lists the segment among its own, so that it has a ledger."""
+    return segment.cold is None or segment.cold.listed
+
+
+def is_same(one: SegmentMetadata, other: SegmentMetadata) -> bool:
+    """Return whether two segments of one number are the same one: a number may be given again where recovery removed an
+    empty segment, and a segment that was restored from its file has another ledger."""
+    if one.ledger_id == other.ledger_id:
+        return True
+    ended = not one.in_progress and not other.in_progress
+    return ended and _told(one) == _told(other)
+
+
+def _told(segment: SegmentMetadata) -> tuple[int, ...]:
+    return (
+        segment.lssn,
+        segment.first_txid,
+        segment.last_txid,
+        segment.completion_time_ms,
+        segment.record_count,
+        segment.last_entry,
+        segment.last_slot,
+    )

@@ -1,7 +1,8 @@
 """`SegmentReader`: one segment's entries, and how a record is found among them by reading few.
 
-Of a segment in a cold file the file's index answers (`ColdLedger`). Of one in its ledger: a storage node returns whole entries, often of some 256 KB, so the cost of a search is the entries that it reads.
-`Probes` counts them: a logarithm of a segment's entries, whatever the length of the log. Three questions are asked:
+Of a segment in a cold file the file's index answers (`ColdLedger`). Of one in its ledger: a storage node returns whole
+entries, often of some 256 KB, so the cost of a search is the entries that it reads. `Probes` counts them: a logarithm
+of a segment's entries, whatever the length of the log. Three questions are asked:
 
 * *The first record that reaches a value* (a transaction id, or a position). `EntrySearch`, which is pure, decides which
   entry to look at next; `SegmentReader` reads it, and at last walks over the records of the entry that was found.
@@ -33,6 +34,7 @@ from dlspark.core.reading.segment_ledger import SegmentLedger
 from dlspark.core.settings.settings import Settings
 from metadata.distributedlog.segment_listing import SegmentListing
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.foundation.errors import DistributedLogError
 from storage_node.client.reader import LedgerLocation, LedgerReader
 from storage_node.protocol.digests import Entry
 
@@ -96,6 +98,11 @@ class SegmentReader:
         An empty segment that has ended may still be removed, and its number be used again.
         """
         return not self.metadata.in_progress or (self.closed and self.lac >= 0)
+
+    @property
+    def in_file(self) -> bool:
+        """True once its entries come out of a cold file, whose index answers searches."""
+        return self._cold is not None
 
     @property
     def _cold(self) -> ColdLedger | None:
@@ -163,16 +170,22 @@ class SegmentReader:
 
         It may be a control record, or the end of stream (whose id is above all): a reader that begins there skips them.
         """
-        if isinstance(self._ledger, SegmentLedger) and (cold := self._ledger.cold) is not None:
-            return await self._ledger.locate_txid(cold, txid)
+        while isinstance(self._ledger, SegmentLedger) and (cold := self._ledger.cold) is not None:
+            try:
+                return await cold.locate_txid(txid)
+            except DistributedLogError as error:
+                await self._ledger.go_on_elsewhere(0, cold, error)
         segment = self.metadata
         high = None if segment.in_progress else segment.last_txid
         return await self._locate(lambda record: record.txid, txid, segment.first_txid, high)
 
     async def locate_position(self, position: int) -> tuple[int, int] | None:
         """Return (entry, slot) of the segment's `position`-th user record, counted from 1; None if there is none."""
-        if isinstance(self._ledger, SegmentLedger) and (cold := self._ledger.cold) is not None:
-            return await self._ledger.locate_position(cold, position)
+        while isinstance(self._ledger, SegmentLedger) and (cold := self._ledger.cold) is not None:
+            try:
+                return await cold.locate_position(position)
+            except DistributedLogError as error:
+                await self._ledger.go_on_elsewhere(0, cold, error)
         high = None if self.metadata.in_progress else self.metadata.record_count
         return await self._locate(lambda record: record.last_position, position, 1, high)
 
