@@ -14,18 +14,21 @@ import pytest
 from helpers.logs import states, written
 from helpers.waiting import until
 
+from dlspark.core.administration.finding_kinds import FindingKind
+from dlspark.core.administration.inspection import inspect_log
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.display.status import segment_state
 from dlspark.core.lifecycle.deletion import HOUR_MS
 from dlspark.core.lifecycle.owned_segments import OwnedSegments, sweep
 from dlspark.core.reading.segments import is_truncated
 from metadata.distributedlog.cold_steps import ColdKeptError, ColdMovedError, ColdTakenError
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import ColdFile, ColdSegment, UnitState
+from metadata.distributedlog.cold_units import ColdFile, ColdSegment, UnitState, unit_name
 from metadata.distributedlog.locks import DistributedLock
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import DistributedLogError
-from metadata.store import Create
+from metadata.store import ANY_VERSION, Create
 from metadata.zookeeper.memory import Fault
 
 SEGMENTS = [[b"a0", b"a1", b"a2"], [b"b0", b"b1"], [b"c0", b"c1", b"c2"], [b"d0"]]
@@ -414,3 +417,36 @@ async def test_readers_lists_are_whole_whatever_happens_at_the_same_time(memory_
     assert total.looks > 50
     assert total.moves > 3
     assert total.ends > 0
+
+
+# ---------------------------------------------------------------------- what people see
+
+
+async def test_the_state_of_a_segment_says_where_it_is(namespace):
+    log, cold = await in_files(namespace, "log", 1)
+    await copied(cold, "log", 2, 2)
+    await log.truncate(DLSN(1, 1, 0))
+    found = [segment_state(one) for one in (await log.status()).segments]
+    assert found == ["truncated below 1:1:0, in a file", "completed, also in a file", "completed", "completed"]
+    assert (await log.status()).start == DLSN(1, 1, 0)
+
+
+async def test_an_inspection_finds_what_is_wrong_with_units_and_nothing_else(namespace):
+    _, cold = await in_files(namespace, "log", 2)
+    services = namespace.services
+    assert (await inspect_log(services, "log")).findings == ()
+    unit = await copied(cold, "log", 3, 3)
+    assert (await inspect_log(services, "log")).findings == ()
+    paths = services.logs.paths("log")
+    twice = f"{paths.cold_units}/{unit_name(2, 3)}"
+    both = (await cold.unit("log", 1, 2)).value.segments[1:] + unit.value.segments
+    await services.store.create(twice, replace(unit.value, segments=both).encode())
+    assert [one.kind for one in (await inspect_log(services, "log")).findings] == [FindingKind.DUPLICATE] * 2
+    await services.store.delete(twice)
+    await services.store.delete(f"{paths.cold_units}/{unit.value.name}")
+    (third, *_) = await services.logs.hot_segments("log")
+    await services.store.delete(paths.segment(third))
+    (gap,) = (await inspect_log(services, "log")).findings
+    assert gap.kind is FindingKind.GAP
+    await services.store.put(f"{paths.cold_units}/{unit_name(1, 2)}", b"?", ANY_VERSION)
+    assert [one.kind for one in (await inspect_log(services, "log")).findings] == [FindingKind.UNREADABLE]
