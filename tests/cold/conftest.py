@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from helpers.cold.fixtures import moto, moto_place, place, seaweed, seaweed_place
+from helpers.cold.fixtures import hdfs, hdfs_place, moto, moto_place, place, seaweed, seaweed_place
 
-__all__ = ["moto", "moto_place", "place", "seaweed", "seaweed_place"]
+__all__ = ["hdfs", "hdfs_place", "moto", "moto_place", "place", "seaweed", "seaweed_place"]

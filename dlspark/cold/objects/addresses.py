@@ -13,6 +13,7 @@ how temporary names begin.
 from __future__ import annotations
 
 import re
+import secrets
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +32,7 @@ MAX_PART_CHARS: Final = 200
 
 _ADDRESS: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/]*)(?P<path>(?:/.*)?)", re.DOTALL)
 _PART: Final = re.compile(r"[A-Za-z0-9_=+@,-][A-Za-z0-9._=+@,-]*")
+_TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}\.(.+)")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _HOST_AND_PORT: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
 
@@ -128,6 +130,17 @@ def root_of(address: str) -> StoreRoot:
 def is_part(text: str) -> bool:
     """Return whether a text may be a part of an object's name."""
     return _PART.fullmatch(text) is not None and len(text) <= MAX_PART_CHARS
+
+
+def temporary_name(last: str) -> str:
+    """Return a new name for the file that an object is written into, by the last part of the object's name."""
+    return f".{secrets.token_hex(8)}.{last}"
+
+
+def name_of_temporary(last: str) -> str | None:
+    """Return the last part of the object's name that a temporary file is for; None for any other file."""
+    found = _TEMPORARY.fullmatch(last)
+    return found[1] if found is not None else None
 
 
 def _check_authority(scheme: str, authority: str, address: str) -> None:

@@ -18,8 +18,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import re
-import secrets
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +25,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, TypeVar
 
-from dlspark.cold.objects.addresses import StoreRoot, is_part
+from dlspark.cold.objects.addresses import StoreRoot, is_part, name_of_temporary, temporary_name
 from dlspark.cold.objects.errors import (
     ObjectStoreError,
     exists_error,
@@ -39,17 +37,15 @@ from dlspark.cold.objects.errors import (
 )
 from dlspark.cold.objects.opened_store import READ_POLICY, OpenedStore, ReadPolicy, check_ranges
 from dlspark.cold.objects.store import ObjectInfo, OpenUpload
+from dlspark.cold.objects.threaded_writer import ThreadedWriter, begun
 from metadata.foundation.errors import check
 
 T = TypeVar("T")
 
 THREADS: Final = 4
-WRITE_BYTES: Final = 1 << 20
-"""Smaller pieces are gathered, so that a thread is not asked for each."""
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Not blocked by a pipe that lies there under an object's name."""
-_TEMPORARY: Final = re.compile(r"\.([0-9a-f]{16})\.(.+)")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_RIGHT: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -78,14 +74,7 @@ class LocalStore(OpenedStore):
         """Begin to write an object, under a temporary name."""
         self._check_usable()
         name = self._place.name_of(url)
-        work = partial(LocalObjectWriter, self._place.path, name, url, self._threads)
-        begun = self._loop.run_in_executor(self._threads, work)
-        try:
-            return await asyncio.shield(begun)
-        except asyncio.CancelledError:
-            # The thread goes on: what it opens belongs to nobody.
-            begun.add_done_callback(_drop)
-            raise
+        return await begun(self._threads, partial(LocalObjectWriter, self._place.path, name, url, self._threads))
 
     async def head(self, url: str) -> ObjectInfo:
         """Return the size and time of an object."""
@@ -133,9 +122,9 @@ class LocalStore(OpenedStore):
         self._check_usable()
         for name, found in await self._walk(prefix):
             folder, _, last = name.rpartition("/")
-            temporary = _TEMPORARY.fullmatch(last)
-            if temporary is not None:
-                object_name = f"{folder}/{temporary[2]}" if folder else temporary[2]
+            made = name_of_temporary(last)
+            if made is not None:
+                object_name = f"{folder}/{made}" if folder else made
                 yield OpenUpload(self._place.url_of(object_name), last, found.st_mtime_ns // 1_000_000)
 
     async def _walk(self, prefix: str) -> Sequence[tuple[str, os.stat_result]]:
@@ -147,8 +136,7 @@ class LocalStore(OpenedStore):
         self._check_usable()
         name = self._place.name_of(upload.url)
         folder, _, last = name.rpartition("/")
-        temporary = _TEMPORARY.fullmatch(upload.upload_id)
-        check(temporary is not None and temporary[2] == last, "This is no upload of a local file", path=upload.url)
+        check(name_of_temporary(upload.upload_id) == last, "This is no upload of a local file", path=upload.url)
         unfinished = f"{folder}/{upload.upload_id}" if folder else upload.upload_id
         await self._in_thread(partial(_delete, self._place.path, unfinished, upload.url))
 
@@ -158,55 +146,17 @@ class LocalStore(OpenedStore):
         self._threads.shutdown(wait=False)
 
 
-class LocalObjectWriter:
-    """A file that is being written under a temporary name. Made in a thread."""
+class LocalObjectWriter(ThreadedWriter):
+    """A file that is being written under a temporary name."""
 
     def __init__(self, root: str, name: str, url: str, threads: ThreadPoolExecutor) -> None:
+        super().__init__(url, threads)
         folder, _, last = name.rpartition("/")
-        self._url = url
         self._name = last
-        self._temporary = f".{secrets.token_hex(8)}.{last}"
-        self._threads = threads
-        self._waiting: list[bytes | memoryview] = []
-        self._waiting_bytes = 0
-        self._under_way: asyncio.Future[None] | None = None
-        self._ended = False
+        self._temporary = temporary_name(last)
         self._folder, self._file = _new_file(root, folder, self._temporary, url)
 
-    async def write(self, data: bytes | memoryview) -> None:
-        """Add bytes."""
-        check(not self._ended, "An object was written to after its end", path=self._url)
-        self._waiting.append(data)
-        self._waiting_bytes += len(memoryview(data).cast("B"))
-        if self._waiting_bytes >= WRITE_BYTES:
-            await self._run(self._write_waiting)
-
-    async def commit(self) -> None:
-        """Make the object, durable."""
-        check(not self._ended, "An object was committed after its end", path=self._url)
-        self._ended = True
-        await self._run(self._publish)
-
-    async def abort(self) -> None:
-        """Take the temporary file away."""
-        self._ended = True
-        under_way = self._under_way
-        if under_way is not None and not under_way.done():
-            # Its thread uses the descriptors: they are closed after it, never under it.
-            await asyncio.wait([under_way])
-        if under_way is not None and not under_way.cancelled():
-            under_way.exception()  # whoever was cancelled has not heard it, and need not
-        if self._file >= 0 or self._folder >= 0:
-            # In another pool: the store's may be closed by now.
-            await asyncio.to_thread(self.drop)
-
-    async def _run(self, work: Callable[[], None]) -> None:
-        self._under_way = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        # Shielded: a thread cannot be cancelled, and `abort` has to know when it has ended.
-        await asyncio.shield(self._under_way)
-
-    def _write_waiting(self) -> None:
-        pieces, self._waiting, self._waiting_bytes = self._waiting, [], 0
+    def _put(self, pieces: Sequence[bytes | memoryview]) -> None:
         try:
             for piece in pieces:
                 left = memoryview(piece).cast("B")
@@ -216,13 +166,6 @@ class LocalObjectWriter:
             raise _change_error(self._url, "take bytes of an object", error) from error
 
     def _publish(self) -> None:
-        try:
-            self._write_waiting()
-            self._sync_and_link()
-        finally:
-            self.drop()
-
-    def _sync_and_link(self) -> None:
         try:
             os.fdatasync(self._file) if hasattr(os, "fdatasync") else os.fsync(self._file)
             os.link(
@@ -254,7 +197,6 @@ class LocalObjectWriter:
         """Close, and take the temporary file away, as far as possible. It blocks, and raises nothing."""
         file, self._file = self._file, -1
         folder, self._folder = self._folder, -1
-        self._waiting = []
         if folder >= 0:
             try:
                 os.unlink(self._temporary, dir_fd=folder)
@@ -266,11 +208,6 @@ class LocalObjectWriter:
                     os.close(descriptor)
                 except OSError:
                     pass  # what matters was synced
-
-
-def _drop(begun: asyncio.Future[LocalObjectWriter]) -> None:
-    if not begun.cancelled() and begun.exception() is None:
-        begun.result().drop()
 
 
 # -------------------------------------------------------------------- in threads
@@ -413,8 +350,7 @@ def _walk(root: str, folder: str, url: str) -> list[tuple[str, os.stat_result]]:
             try:
                 with os.scandir(descriptor) as entries:
                     for entry in entries:
-                        temporary = _TEMPORARY.fullmatch(entry.name)
-                        if not is_part(temporary[2] if temporary is not None else entry.name):
+                        if not is_part(name_of_temporary(entry.name) or entry.name):
                             continue
                         try:
                             if entry.is_dir(follow_symlinks=False):

@@ -22,7 +22,8 @@ OPTIONS: Final[Mapping[str, frozenset[str]]] = {
 }
 """What each kind of store may be told, all of it text:
 
-endpoint        S3: where its API is, `https://host:port`, if not Amazon's. HDFS: where WebHDFS is.
+endpoint        S3: where its API is, `https://host:port`, if not Amazon's. HDFS: where its name nodes serve
+                WebHDFS, `http://host:port`, several with commas; by default port 9870 of the address's host.
 region          S3: the bucket's.
 path-style      S3: `true` or `false`: the bucket is in the path, not in the host's name; by default true with an
                 endpoint, and false without.
@@ -50,6 +51,11 @@ def open_store(
         from dlspark.cold.objects.local import LocalStore
 
         return LocalStore(root, policy)
+    if root.scheme == HDFS:
+        from dlspark.cold.objects.hdfs import HdfsStore
+        from dlspark.cold.objects.webhdfs import parse_endpoints
+
+        return HdfsStore(root, parse_endpoints(given.get("endpoint"), root.authority), policy)
     from dlspark.cold.objects.s3 import S3Store
     from dlspark.cold.objects.s3_options import S3Options
 

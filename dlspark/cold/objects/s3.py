@@ -14,8 +14,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import sys
-from bisect import bisect_right
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -33,6 +31,7 @@ from dlspark.cold.objects.errors import (
     unavailable_error,
 )
 from dlspark.cold.objects.opened_store import READ_POLICY, OpenedStore, ReadPolicy, check_process, check_ranges
+from dlspark.cold.objects.ranges import cut_range, joined_ranges
 from dlspark.cold.objects.s3_changes import S3Changes, botocore_session, no_credentials_error
 from dlspark.cold.objects.s3_options import S3Options
 from dlspark.cold.objects.store import ObjectInfo, OpenUpload
@@ -43,8 +42,6 @@ PART_BYTES: Final = 8 << 20
 PARTS_UNDER_WAY: Final = 3
 MAX_PARTS: Final = 10_000
 """S3's own limit; with parts of 8 MiB it is 78 GiB."""
-COALESCE_BYTES: Final = 64 << 10
-"""Ranges nearer to each other are one request: the bytes between them cost less than it."""
 PAGE: Final = 1000
 READ_TIMEOUT_S: Final = 60
 """For one request, with its body."""
@@ -126,7 +123,7 @@ class S3Store(OpenedStore):
 
     async def _ranges(self, key: str, url: str, ranges: Sequence[tuple[int, int]]) -> Sequence[memoryview]:
         # Not left to obstore, which panics where ranges that it joined lie behind the end.
-        joined = joined_ranges(ranges, COALESCE_BYTES)
+        joined = joined_ranges(ranges)
         starts, ends = [start for start, _ in joined], [end for _, end in joined]
         try:
             got = await self._obstore.get_ranges_async(self._reads, key, starts=starts, ends=ends, coalesce=0)
@@ -136,7 +133,7 @@ class S3Store(OpenedStore):
                 raise short_error(url, *last, 0) from error
             raise _read_error(url, "return bytes of an object", error) from error
         pieces = [memoryview(one) for one in got]
-        return [_cut(url, offset, length, joined, pieces) for offset, length in ranges]
+        return [cut_range(url, offset, length, joined, pieces) for offset, length in ranges]
 
     async def delete(self, url: str) -> None:
         """Delete an object."""
@@ -288,31 +285,6 @@ class S3ObjectWriter:
             await self._changes.abort(self._key, self._url, begun.result())
         except ObjectStoreError:
             pass  # the sweep will find it
-
-
-def joined_ranges(ranges: Sequence[tuple[int, int]], gap: int) -> list[tuple[int, int]]:
-    """Return (offset, length) ranges as the fewest (start, end) ranges that cover them, those joined between which lie
-    at most `gap` bytes; in order."""
-    joined: list[tuple[int, int]] = []
-    for offset, length in sorted(ranges):
-        end = offset + length
-        if joined and offset - joined[-1][1] <= gap:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((offset, end))
-    return joined
-
-
-def _cut(
-    url: str, offset: int, length: int, joined: Sequence[tuple[int, int]], pieces: Sequence[memoryview]
-) -> memoryview:
-    """Return a range out of the joined ones, of which `pieces` are the bytes. Raises RangeShortError."""
-    index = bisect_right(joined, (offset, sys.maxsize)) - 1
-    begin = offset - joined[index][0]
-    found = pieces[index][begin : begin + length]
-    if len(found) != length:
-        raise short_error(url, offset, length, len(found))
-    return found
 
 
 def _open_reads(root: StoreRoot, options: S3Options) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ from dlspark.cold.objects.errors import (
 )
 from dlspark.cold.objects.opened_store import ReadPolicy
 from dlspark.cold.objects.opening import open_store
-from dlspark.cold.objects.s3 import joined_ranges
+from dlspark.cold.objects.ranges import joined_ranges
 from dlspark.cold.objects.s3_changes import S3Changes, _answer_error, _NoConditionsError
 from dlspark.cold.objects.s3_options import S3Options
 from dlspark.tables.errors import MissingExtraError

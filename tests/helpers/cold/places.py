@@ -49,7 +49,7 @@ class ObjectPlace(ABC):
     @property
     def is_slow(self) -> bool:
         """Whether a thousand objects take long."""
-        return self.root.startswith("s3:") and self.is_shared
+        return self.is_shared and not self.root.startswith("file:")
 
 
 @dataclass
