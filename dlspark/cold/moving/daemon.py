@@ -23,13 +23,11 @@ from typing import Final
 
 from dlspark.cold.moving.auditing import ColdFinding, audit_log
 from dlspark.cold.moving.log_mover import LogMover, MoverPass
-from dlspark.cold.moving.planning import candidates
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.cold.moving.sweeping import sweep_deleted_log, sweep_log
 from dlspark.core.log import AsyncLog
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import default_client_id
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.log_names import LogNotFoundError
@@ -109,7 +107,7 @@ class MoverDaemon:
         try:
             # What an upload was given up with may hang: the sweep finds what is left of it.
             await asyncio.wait_for(self.stores.close(), STOP_TIMEOUT_S)
-        except (TimeoutError, DistributedLogError) as error:
+        except (asyncio.TimeoutError, DistributedLogError) as error:
             _log.info("the object stores could not be closed in order: %s", error)
 
     # ------------------------------------------------------------------ logs come and go
@@ -197,7 +195,8 @@ class MoverDaemon:
         await self._watch(mover.name, changed)
         async with self._turns:
             done = await mover.run()
-        await self._measure_lag(mover.name, log.settings)
+        if done.busy is None:
+            self._lags[mover.name] = done.lag_ms
         if done.problems:
             return -1.0
         if done.busy is not None:
@@ -221,14 +220,6 @@ class MoverDaemon:
             await self._services.store.children(path, heard)
         except NoNodeError as error:
             raise LogNotFoundError("the log is gone", log=name, path=path) from error
-
-    async def _measure_lag(self, name: str, settings: Settings) -> None:
-        from dlspark.cold.moving.pictures import LogPictures
-
-        look = await LogPictures(self._services, self.cold, name).look()
-        waiting = candidates(look.picture)
-        now_ms = self._services.clock.now_ms()
-        self._lags[name] = max(0, now_ms - min(one.completion_time_ms for one in waiting)) if waiting else 0
 
     def _raise_if_closed(self, error: DistributedLogError) -> None:
         if self._services.store.state is SessionState.CLOSED:
@@ -283,5 +274,5 @@ async def _wait(seconds: float, changed: asyncio.Event) -> None:
     """Wait until `changed` is set, at most so long."""
     try:
         await asyncio.wait_for(changed.wait(), seconds)
-    except TimeoutError:
+    except asyncio.TimeoutError:
         pass

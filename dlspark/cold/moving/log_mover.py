@@ -55,6 +55,7 @@ class MoverPass:
         cold_deleted: units that are gone.
         replaced_deleted: addresses of replaced files that went.
         problems: what failed, in words.
+        lag_ms: how long the oldest segment has been waiting that is completed and in no file; 0 for none.
         next_ms: when something is due next, as far as only time is missing; None: nothing is.
     """
 
@@ -64,6 +65,7 @@ class MoverPass:
     cold_deleted: list[ColdUnit] = field(default_factory=list)
     replaced_deleted: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    lag_ms: int = 0
     next_ms: int | None = None
 
     def due(self, moment_ms: int) -> None:
@@ -166,8 +168,10 @@ class LogMover:
     async def _move(self, done: MoverPass, *, at_once: bool) -> None:
         while True:
             look = await self._pictures.look()
-            sizes = await self._pictures.ledger_bytes(candidates(look.picture))
+            waiting = candidates(look.picture)
+            sizes = await self._pictures.ledger_bytes(waiting)
             now_ms = self._services.clock.now_ms()
+            done.lag_ms = max(0, now_ms - min(one.completion_time_ms for one in waiting)) if waiting else 0
             plan = plan_unit(look.picture, sizes, self._settings(), now_ms)
             if not plan.segments:
                 return

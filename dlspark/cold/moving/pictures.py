@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from dlspark.cold.moving.planning import LogPicture
+from dlspark.cold.moving.planning import ColdPicture
 from dlspark.core.services import Services
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_store import ColdStore
@@ -24,7 +24,7 @@ from metadata.retry import repeat
 class LogLook:
     """One look at a log: what is planned by, and what its znodes' versions were?"""
 
-    picture: LogPicture
+    picture: ColdPicture
     units: tuple[Versioned[ColdUnit], ...]
     attempts: tuple[Versioned[ColdAttempt], ...]
 
@@ -62,7 +62,7 @@ class LogPictures:
         units = await self._units() if cold is not None else ()
         segments = await self._services.logs.hot_segments(self._name)
         producers = await self._services.logs.producer_segments(self._name)
-        picture = LogPicture(
+        picture = ColdPicture(
             self._name,
             tuple(segments),
             tuple(one.value for one in units),
