@@ -25,7 +25,16 @@ from dlspark.cold.files.errors import DamagedColdFileError
 from dlspark.cold.files.footer import Footer
 from dlspark.cold.objects.store import ObjectInfo, ObjectStore
 from dlspark.cold.restoring.checking import CheckedFile, check_file, claim_of, read_footer
-from dlspark.cold.restoring.choosing import ChosenFiles, FileClaim, PassedFile, Run, choose, counted_first, one_log
+from dlspark.cold.restoring.choosing import (
+    ChosenFiles,
+    FileClaim,
+    PassedFile,
+    Run,
+    SegmentHoleError,
+    choose,
+    counted_first,
+    one_log,
+)
 from dlspark.cold.restoring.staged_ledgers import NoEntries, StagedLedgers
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
@@ -37,7 +46,15 @@ from metadata.distributedlog.cold_rebuilds import (
     RebuildRacedError,
     RebuiltLog,
 )
-from metadata.distributedlog.cold_units import MAX_SEGMENTS, ColdFile, ColdLog, ColdSegment, ColdUnit, UnitState
+from metadata.distributedlog.cold_units import (
+    MAX_SEGMENTS,
+    ColdFile,
+    ColdLog,
+    ColdSegment,
+    ColdUnit,
+    UnitState,
+    parse_unit_name,
+)
 from metadata.distributedlog.permissions import Action
 from metadata.distributedlog.segments import UNASSIGNED_SEQUENCE_ID, SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError
@@ -125,9 +142,32 @@ async def find_files(
         checked = await check_file(store, footers[one.url])
         claims[one.url] = replace(one, erased=checked.erased)
     chosen = choose([claims[one.url] for one in mine], from_segment)
+    _check_damaged(chosen, other, from_segment)
     return FoundFiles(
         chosen, {one.url: footers[one.url] for one in chosen.files}, tuple(sorted(other, key=_by_url)), from_segment
     )
+
+
+def _check_damaged(chosen: ChosenFiles, damaged: Iterable[PassedFile], from_segment: int | None) -> None:
+    """Raise SegmentHoleError where a damaged file has segments, by its name, that no chosen one has: at either end of
+    the log nothing else shows that they are missing."""
+    first, last = chosen.files[0].run[0], chosen.files[-1].run[1]
+    for one in damaged:
+        run = _run_named(one.url)
+        if run is None or (first <= run[0] and run[1] <= last) or (from_segment is not None and run[1] < from_segment):
+            continue
+        raise SegmentHoleError(
+            f"{one.url} is damaged ({one.why}), and its segments {run[0]} to {run[1]} are not in other files; nothing "
+            "was made",
+            path=one.url,
+            advice="Bring the object back from a copy or an older version of it. To do without it, move it out of the "
+            "folder",
+        )
+
+
+def _run_named(url: str) -> Run | None:
+    """Return which segments a file has by its name (`cold_units.object_name`); None for another name."""
+    return parse_unit_name("-".join(url.rpartition("/")[2].split("-")[:2]))
 
 
 def _by_url(one: PassedFile) -> str:
