@@ -30,7 +30,7 @@ MAX_PART_CHARS: Final = 200
 """File systems take 255 bytes a part; temporary names are longer than the object's."""
 
 _ADDRESS: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/]*)(?P<path>(?:/.*)?)", re.DOTALL)
-_PART: Final = re.compile(r"[A-Za-z0-9_=+@~,-][A-Za-z0-9._=+@~,-]*")
+_PART: Final = re.compile(r"[A-Za-z0-9_=+@,-][A-Za-z0-9._=+@,-]*")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _HOST_AND_PORT: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
 
@@ -153,6 +153,6 @@ def _check_parts(parts: list[str], address: str, *, dots: bool = False) -> None:
             raise ObjectAddressError(
                 f"{part!r} cannot be a part of an object's address; nothing was asked of the store",
                 path=ascii(address)[1:-1],
-                advice="Parts consist of A-Z a-z 0-9 . _ = + @ ~ , - and begin with no dot: an address is kept in "
+                advice="Parts consist of A-Z a-z 0-9 . _ = + @ , - and begin with no dot: an address is kept in "
                 "znodes and in tables of other engines, which would escape other characters each in its own way",
             )

@@ -46,6 +46,11 @@ def open_store(
         raise ObjectAddressError(
             f"Objects of {root.scheme}:// know no option {', '.join(unknown)}; nothing was opened", path=root.url
         )
-    from dlspark.cold.objects.local import LocalStore
+    if root.scheme == FILE:
+        from dlspark.cold.objects.local import LocalStore
 
-    return LocalStore(root, policy)
+        return LocalStore(root, policy)
+    from dlspark.cold.objects.s3 import S3Store
+    from dlspark.cold.objects.s3_options import S3Options
+
+    return S3Store(root, S3Options.parse(given), policy)

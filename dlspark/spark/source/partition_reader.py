@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
@@ -75,6 +76,12 @@ class LogPartition(InputPartition):
         self.declared = declared
         """What the log declares, of whose columns the frame has some; None: the frame has columns of records."""
 
+    def by_way(self) -> Iterator[tuple[LogPartition, bool]]:
+        """Yield its spans in order, those that are read one way together: each with whether columns of cold files
+        are read, or entries."""
+        for columns, spans in groupby(self.spans, lambda span: span.cold_rows is not None):
+            yield LogPartition(tuple(spans), self.client_settings, self.proxies, declared=self.declared), columns
+
     def __repr__(self) -> str:
         ranges = ", ".join(
             f"{s.log} {s.lssn}:{s.first_entry}:{s.first_slot} to {s.last_entry}:{s.end_slot or ''}" for s in self.spans
@@ -108,8 +115,14 @@ class _Chunk:
 def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the columns `names` of a partition's records as record batches. A partition without spans is an empty
     read."""
-    for rows, log in read_records(partition):
-        yield from record_batches(rows, log, names)
+    for part, columns in partition.by_way() if isinstance(partition, LogPartition) else ():
+        if columns:
+            from dlspark.spark.source.cold_columns import read_cold_records  # as `_entries_for`
+
+            yield from read_cold_records(part, names)
+            continue
+        for rows, log in read_records(part):
+            yield from record_batches(rows, log, names)
 
 
 def read_records(partition: InputPartition) -> Iterator[tuple[DecodedBatch, str]]:

@@ -46,6 +46,11 @@ class ObjectPlace(ABC):
         """Whether another process can open it."""
         return True
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether a thousand objects take long."""
+        return self.root.startswith("s3:") and self.is_shared
+
 
 @dataclass
 class MemoryPlace(ObjectPlace):
