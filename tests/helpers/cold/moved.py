@@ -80,8 +80,9 @@ class HandMover:
                 continue
             ledger = await services.ledgers.open(segment.ledger_id, password=services.settings.password, recover=False)
             writer.begin_segment(segment, ledger.length)
-            async for entry in ledger.entries(0, ledger.last_add_confirmed):
-                writer.add([(entry.entry_id, entry.payload)])
+            if ledger.last_add_confirmed >= 0:
+                entries = await ledger.read(0, ledger.last_add_confirmed)
+                writer.add([(entry.entry_id, entry.payload) for entry in entries])
             writer.end_segment()
             sizes.append(ledger.length)
             await ledger.close()
