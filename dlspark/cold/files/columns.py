@@ -27,8 +27,8 @@ ERROR_ID: Final = 1_000_011
 
 FLAG_ERASED: Final = 1 << 16
 """In `_log.flags`, above the 16 bits of a record's header: the payload was erased, and cannot be restored."""
-ROW_ONLY: Final = 0
-"""`_log.row` of a record that is one row, and of the first of several."""
+STORED: Final = -1
+"""`_log.schema` of a row whose record has its bytes in `value`, or was erased."""
 NO_ROWS: Final = -1
 """`_log.row` of an Arrow record that holds no rows."""
 
@@ -41,6 +41,7 @@ _LOG_FIELDS: Final = (
     ("sequence_id", pa.int64()),
     ("transaction_id", pa.int64()),
     ("flags", pa.int32()),
+    ("schema", pa.int32()),
 )
 LOG_TYPE: Final = pa.struct(
     [

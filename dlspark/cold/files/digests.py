@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dlspark.core.codec.record_chain import IntArray
 from dlspark.core.codec.vector_decoding import DecodedBatch
@@ -69,11 +71,21 @@ class RecordColumns:
         segment, entry, slot, sequence_id, transaction_id, flags = numbers
         return cls(segment, entry, slot, sequence_id, transaction_id, flags, value)
 
+    @classmethod
+    def none(cls) -> RecordColumns:
+        """Return no records."""
+        return cls.of_numbers([np.empty(0, np.int64)] * 6, pa.array([], pa.binary()))
+
     def sliced(self, first: int, after: int) -> RecordColumns:
         """Return the records from `first` to before `after`; they share their memory."""
         return RecordColumns.of_numbers(
             [one[first:after] for one in self.numbers], self.value.slice(first, after - first)
         )
+
+    def erased(self, chosen: npt.NDArray[np.bool_]) -> RecordColumns:
+        """Return the records without the bytes of those that are chosen."""
+        value = pc.if_else(pa.array(chosen), pa.scalar(None, pa.binary()), self.value)
+        return RecordColumns.of_numbers(self.numbers, value)
 
     @property
     def numbers(self) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dlspark.cold.files.columns import ERROR, LOG, value_name
+from dlspark.cold.files.columns import ERROR, LOG, LOG_NAMES, value_name
 from dlspark.cold.files.entry_table import EntryTable
 from dlspark.cold.files.errors import DamagedColdFileError
 from dlspark.cold.files.group_index import decode_index
@@ -99,8 +99,10 @@ class FileSegment:
 
 @dataclass(frozen=True, slots=True)
 class ColumnChunk:
-    """Where are the bytes of a column in a row group, and what is their CRC-32?"""
+    """Where are the bytes of a leaf column in a row group, and what is their CRC-32?"""
 
+    path: str
+    """Of the leaf column: `_log.entry`, `value`."""
     offset: int
     length: int
     crc: int
@@ -123,7 +125,7 @@ class RowGroup:
         first, last: positions of its first and last record.
         first_txid, last_txid: their transaction ids.
         lowest_txid, highest_txid: of all its records.
-        columns: the chunk of each leaf column, by its path (`_log.entry`, `value`), in the order of the file.
+        chunks: of the leaf columns, in the order of the file.
         digest: of its records (`digests.RecordDigest`).
     """
 
@@ -137,14 +139,18 @@ class RowGroup:
     last_txid: int
     lowest_txid: int
     highest_txid: int
-    columns: Mapping[str, ColumnChunk]
+    chunks: tuple[ColumnChunk, ...]
     digest: bytes
 
     @property
     def range(self) -> tuple[int, int]:
         """Offset and length of all its bytes."""
-        chunks = list(self.columns.values())
-        return chunks[0].offset, chunks[-1].end - chunks[0].offset
+        return self.chunks[0].offset, self.chunks[-1].end - self.chunks[0].offset
+
+    @property
+    def columns(self) -> dict[str, ColumnChunk]:
+        """Its chunks by their paths."""
+        return {one.path: one for one in self.chunks}
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,30 +290,46 @@ class Footer:
     def ranges(self, index: int, columns: Sequence[str] | None = None) -> list[tuple[int, int]]:
         """Return (offset, length) of the bytes that columns have in a row group, side by side ones as one range.
 
-        `columns` are names of columns, or of parts of them (`_log.entry`); None: all.
+        `columns` are names of columns, and of parts of `_log` (`_log.entry`); None: all.
         """
         group = self.row_groups[index]
         found: list[tuple[int, int]] = []
-        for path in group.columns if columns is None else self.leaves(columns):
-            chunk = group.columns[path]
+        for leaf in range(len(group.chunks)) if columns is None else self.leaves(columns):
+            chunk = group.chunks[leaf]
             if found and found[-1][0] + found[-1][1] == chunk.offset:
                 found[-1] = (found[-1][0], found[-1][1] + chunk.length)
             else:
                 found.append((chunk.offset, chunk.length))
         return found
 
-    def leaves(self, columns: Sequence[str]) -> list[str]:
-        """Return the paths of leaf columns that `columns` are made of, in the order of the file. Raises CallerError for
-        a column that the file does not have."""
-        paths = [self.parquet.schema.column(at).path for at in range(self.parquet.num_columns)]
-        chosen = {path: [one for one in columns if path == one or path.startswith(f"{one}.")] for path in paths}
-        unknown = set(columns).difference(*chosen.values())
+    def leaves(self, columns: Sequence[str]) -> list[int]:
+        """Return the numbers of the leaf columns that `columns` are made of, in the order of the file. Raises
+        CallerError for a column that the file does not have.
+
+        A column is told by its place, not by a path: names may have dots, so that paths may be equal.
+        """
+        chosen: set[int] = set()
+        known = set()
+        leaf = 0
+        for one in self.schema:
+            count = leaf_count(one.type)
+            if one.name in columns:
+                chosen.update(range(leaf, leaf + count))
+                known.add(one.name)
+            elif one.name == LOG:
+                parts = {
+                    f"{LOG}.{part}": leaf + at for at, part in enumerate(one.type.names) if f"{LOG}.{part}" in columns
+                }
+                chosen.update(parts.values())
+                known.update(parts)
+            leaf += count
+        unknown = set(columns) - known
         if unknown:
             raise CallerError(
                 f"{self.url} has no column {', '.join(sorted(unknown))}",
                 advice=f"It has: {', '.join(self.schema.names)}",
             )
-        return [path for path in paths if chosen[path]]
+        return sorted(chosen)
 
     @property
     def value_column(self) -> str:
@@ -316,9 +338,7 @@ class Footer:
 
     def record_columns(self, index: int) -> list[str]:
         """Return which columns of a row group are needed to give back its records."""
-        parts = [
-            f"{LOG}.{one}" for one in ("segment", "entry", "slot", "row", "sequence_id", "transaction_id", "flags")
-        ]
+        parts = [f"{LOG}.{one}" for one in LOG_NAMES if one != "log"]
         group = self.row_groups[index]
         typed = [name for name in self.schema.names if name not in (LOG, ERROR, self.value_column)]
         return [*parts, *(typed if group.values < group.records else ()), self.value_column]
@@ -453,21 +473,32 @@ def _row_groups(
     row = 0
     for index, said in enumerate(numbers.tolist()):
         group = parquet.row_group(index)
-        columns: dict[str, ColumnChunk] = {}
+        chunks: list[ColumnChunk] = []
         for leaf in range(leaves):
             at = (index * leaves + leaf) * CRC_DIGITS
             path, offset, length = chunk_place(group.column(leaf))
-            columns[path] = ColumnChunk(offset, length, int(crcs[at : at + CRC_DIGITS], 16))
+            chunks.append(ColumnChunk(path, offset, length, int(crcs[at : at + CRC_DIGITS], 16)))
         rows, records, values, *rest = said
         if rows != group.num_rows:
             raise ValueError(f"row group {index} has {group.num_rows} rows, and its index says {rows}")
         first, last = DLSN(*rest[:3]), DLSN(*rest[3:6])
         ids = rest[6:]
         found.append(
-            RowGroup(row, rows, records, values, first, last, ids[0], ids[1], ids[2], ids[3], columns, digests[index])
+            RowGroup(
+                row, rows, records, values, first, last, ids[0], ids[1], ids[2], ids[3], tuple(chunks), digests[index]
+            )
         )
         row += rows
     return tuple(found)
+
+
+def leaf_count(type_: pa.DataType) -> int:
+    """Return how many leaf columns a column of a type has."""
+    if pa.types.is_struct(type_):
+        return sum(leaf_count(one.type) for one in type_)
+    if pa.types.is_map(type_):
+        return leaf_count(type_.key_type) + leaf_count(type_.item_type)
+    return leaf_count(type_.value_type) if pa.types.is_list(type_) else 1
 
 
 def chunk_place(chunk: pq.ColumnChunkMetaData) -> tuple[str, int, int]:
@@ -493,7 +524,7 @@ def _check_counts(footer: Footer) -> None:
     # Every byte belongs to something that is checked: none may lie between.
     at = len(MAGIC)
     for group in footer.row_groups:
-        for chunk in group.columns.values():
+        for chunk in group.chunks:
             if chunk.offset != at:
                 raise ValueError(f"{chunk.offset - at} bytes lie before a column that are none's")
             at = chunk.end

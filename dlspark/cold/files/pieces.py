@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlspark.cold.files.columns import FLAG_ERASED, LOG_TYPE, ROW_ONLY
+from dlspark.cold.files.columns import FLAG_ERASED, LOG, LOG_TYPE, STORED
 from dlspark.cold.files.digests import RecordColumns, offsets_of
+from dlspark.cold.files.typed_columns import TypedColumns, TypedPart
 from dlspark.core.codec.record_chain import IntArray
 from dlspark.tables.declaration import Declaration
 
@@ -59,7 +60,7 @@ class PieceMaker:
     def __init__(self, schema: pa.Schema, log: str, declaration: Declaration | None, target_bytes: int) -> None:
         self._schema = schema
         self._log = log
-        self._declaration = declaration
+        self._typed = None if declaration is None else TypedColumns(declaration)
         self._target = target_bytes
         self._codec = pa.Codec("zstd", compression_level=1)
 
@@ -83,40 +84,37 @@ class PieceMaker:
             first = after
 
     def _piece(self, records: RecordColumns) -> Piece:
-        rows = self._plain(records)
-        payload_bytes = int(np.diff(offsets_of(records.value)).sum())
-        raw = rows.nbytes
+        typed = None if self._typed is None else self._typed.of(records.value, records.transaction_id)
+        rows = self._rows(records, typed)
+        data = rows.drop_columns([LOG]).nbytes
         return Piece(
             records=records,
             rows=rows,
-            counts=None,
-            raw_bytes=raw,
-            expected_bytes=self._sampled(records) * payload_bytes + _ROW_BYTES * len(rows),
+            counts=None if typed is None else typed.counts,
+            raw_bytes=rows.nbytes,
+            expected_bytes=self._sampled(records) * data + _ROW_BYTES * len(rows),
             erased=records.value.null_count,
         )
 
-    def _plain(self, records: RecordColumns) -> pa.RecordBatch:
+    def _rows(self, records: RecordColumns, typed: TypedPart | None) -> pa.RecordBatch:
+        """Return the file's columns of records; `typed` are their rows, None where each is one without a schema."""
         count = len(records)
-        flags = records.flags
-        errors = pa.nulls(count, pa.string())
-        if records.value.null_count:
-            erased = records.value.is_null().to_numpy(zero_copy_only=False)
+        errors = pa.nulls(count, pa.string()) if typed is None else typed.errors
+        value, flags = records.value, records.flags
+        record = np.arange(count) if typed is None else typed.record
+        number = np.zeros(count, np.int64) if typed is None else typed.number
+        version = np.full(count, STORED, np.int64) if typed is None else typed.version
+        if value.null_count:
+            erased = value.is_null().to_numpy(zero_copy_only=False)
             flags = np.where(erased, flags | FLAG_ERASED, flags)
-            errors = pc.if_else(records.value.is_null(), _ERASED, errors)
-        log = pa.StructArray.from_arrays(
-            [
-                pa.repeat(pa.scalar(self._log, pa.string()), count),
-                pa.array(records.segment),
-                pa.array(records.entry),
-                pa.array(records.slot),
-                pa.repeat(pa.scalar(ROW_ONLY, pa.int32()), count),
-                pa.array(records.sequence_id),
-                pa.array(records.transaction_id),
-                pa.array(flags.astype(np.int32)),
-            ],
-            fields=list(LOG_TYPE),
-        )
-        return pa.RecordBatch.from_arrays([log, records.value, errors], schema=self._schema)
+            errors = pc.if_else(pa.array(erased[record]), _ERASED, errors)
+        if typed is not None:
+            # A record of many rows has its bytes in the first of them; those that come back have none.
+            kept = (version[record] == STORED) & (number <= 0)
+            value = value if kept.all() else value.take(pa.array(record, mask=~kept))
+        log = _log_column(records, self._log, record, number, flags, version)
+        columns = [] if typed is None else typed.rows.columns
+        return pa.RecordBatch.from_arrays([log, *columns, value, errors], schema=self._schema)
 
     def _sampled(self, records: RecordColumns) -> float:
         """Return to what part of their size payloads compress, by a sample from their middle."""
@@ -128,3 +126,21 @@ class PieceMaker:
         start = max(first, (first + last - _SAMPLE_BYTES) // 2)
         sample = data.slice(start, min(_SAMPLE_BYTES, last - start))
         return min(len(self._codec.compress(sample)) / len(sample), 1.0)
+
+
+def _log_column(
+    records: RecordColumns, log: str, record: IntArray, number: IntArray, flags: IntArray, version: IntArray
+) -> pa.StructArray:
+    """Return where each row's record is; `record` has the index of each row's record, `number` its number in it."""
+    parts = [
+        pa.repeat(pa.scalar(log, pa.string()), len(record)),
+        pa.array(records.segment[record]),
+        pa.array(records.entry[record]),
+        pa.array(records.slot[record]),
+        pa.array(number.astype(np.int32)),
+        pa.array(records.sequence_id[record]),
+        pa.array(records.transaction_id[record]),
+        pa.array(flags[record].astype(np.int32)),
+        pa.array(version[record].astype(np.int32)),
+    ]
+    return pa.StructArray.from_arrays(parts, fields=list(LOG_TYPE))

@@ -48,6 +48,7 @@ class SegmentEntries:
         self._last: tuple[int, int, int] | None = None
         """Entry, slot and transaction id of the last user record."""
         self._last_control: tuple[int, int, int] | None = None
+        self._copied = False
 
     def take(self, entries: Sequence[tuple[int, memoryview]], batch: DecodedBatch) -> RecordColumns:
         """Take decoded entries, control records included, and return their user records."""
@@ -65,10 +66,11 @@ class SegmentEntries:
             self._last_control = (int(batch.entry_id[at]), int(batch.slot_id[at]), int(batch.txid[at]))
         return self._take(first, slots, _users(RecordColumns.of(batch), control))
 
-    def take_records(self, records: RecordColumns, slots: Sequence[int], first_entry: int) -> RecordColumns:
+    def take_records(self, records: RecordColumns, slots: IntArray, first_entry: int) -> RecordColumns:
         """Take user records of entries that have so many slots, and return them."""
         check(first_entry == self._next_entry, "entries came with a hole", entry_id=first_entry)
-        return self._take(first_entry, np.asarray(slots, np.int64), records)
+        self._copied = True
+        return self._take(first_entry, slots, records)
 
     def _take(self, first: int, slots: IntArray, records: RecordColumns) -> RecordColumns:
         counts = np.bincount(records.entry - first, minlength=len(slots)).astype(np.int64)
@@ -110,6 +112,12 @@ class SegmentEntries:
                 self.end_of_stream = (entry_id, record.dlsn.slot_id)
             slots[entry_id - first] = len(records)
 
+    def check_table(self, table: EntryTable, log: str) -> None:
+        """Raise SegmentStateError unless each entry has as many records as another file says."""
+        counts = np.concatenate([np.empty(0, np.int64), *self._counts])
+        if not np.array_equal(counts, table.records):
+            raise self._state_error("its entries have other records than in the file they come from", log)
+
     def check_complete(self, log: str) -> None:
         """Raise SegmentStateError unless what was added is what the metadata says."""
         said = self.metadata
@@ -127,7 +135,8 @@ class SegmentEntries:
         ids = {one[2] for one in (last, self._last_control) if one is not None}
         if self.end_of_stream is not None:
             ids.add(MAX_TXID)
-        if last is not None and said.last_txid not in ids:
+        # Of a copy no control records are known, whose ids the metadata may have: the first file was checked.
+        if last is not None and said.last_txid not in ids and not self._copied:
             raise self._state_error(
                 f"its last transaction id is {said.last_txid}, and that of the last record added is {last[2]}", log
             )

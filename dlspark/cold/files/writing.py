@@ -18,10 +18,11 @@ writer useless, and what was given to the sink is no file: the footer comes last
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -33,6 +34,7 @@ from dlspark.cold.files.footer import (
     KEY,
     FileIdentity,
     FileSegment,
+    Footer,
     chunk_place,
     encode_about,
 )
@@ -58,7 +60,7 @@ _MAX_ROWS: Final = 1 << 20
 _LEVEL: Final = 3
 """Of zstd. Higher ones take many times as long for some hundredths."""
 _PAGE_BYTES: Final = 1 << 20
-_DELTAS: Final = ("segment", "entry", "slot", "row", "sequence_id", "transaction_id", "flags")
+_DELTAS: Final = ("segment", "entry", "slot", "row", "sequence_id", "transaction_id", "flags", "schema")
 """Parts of `_log` that are written as differences: they count up, or stay the same."""
 
 
@@ -179,24 +181,38 @@ class ColdFileWriter:
             at += count
         self._useless = False
 
-    def add_records(self, records: RecordColumns, slots: Sequence[int], first_entry: int) -> None:
-        """Add the next entries of the segment as records of it, as `row_groups.decode_records` gives them: their
-        `value` is null where it was, or is to be, erased.
+    def copy_segment(self, footer: Footer, lssn: int, batches: Iterable[RecordColumns]) -> None:
+        """Add a whole segment of another file: its entries, with their slots and positions as they were.
 
         Args:
-            records: the records of the entries, in order.
-            slots: slots of each of the entries, those of control records included (`EntryTable.slots`).
-            first_entry: the number of the first of them.
-        """
-        self._check_usable()
-        segment = present(self._entries, "records were added outside of a segment")
-        self._useless = True
-        self._take(segment, segment.take_records(records, slots, first_entry))
-        self._useless = False
+            footer: of the other file.
+            lssn: the segment.
+            batches: its records, as `row_groups.decode_records` gives them for all row groups that have some of it, in
+                order. Those whose `value` is null (`RecordColumns.erased`) are marked as erased, and their typed
+                columns are null.
 
-    def note_end_of_stream(self, place: tuple[int, int]) -> None:
-        """Say that the log was sealed at (entry, slot) of the segment, where records are added and not entries."""
-        present(self._entries, "the end of a stream was noted outside of a segment").end_of_stream = place
+        The typed columns are made anew by this file's declaration. Raises SegmentStateError where records are missing.
+        """
+        old = footer.segment(lssn)
+        self.begin_segment(old.metadata, old.ledger_bytes, old.start_sequence_id)
+        segment = present(self._entries, "a segment was copied that was not begun")
+        self._useless = True
+        segment.end_of_stream = old.end_of_stream
+        entry, count = 0, len(old.entries)
+        for batch in batches:
+            low, high = (int(np.searchsorted(batch.segment, lssn, side=side)) for side in ("left", "right"))
+            if low == high:
+                continue
+            part = batch.sliced(low, high)
+            after = int(part.entry[-1]) + 1
+            self._take(segment, segment.take_records(part, old.entries.slots[entry:after], entry))
+            entry = after
+        if entry < count:
+            nothing = RecordColumns.none()
+            self._take(segment, segment.take_records(nothing, old.entries.slots[entry:count], entry))
+        segment.check_table(old.entries, self._identity.log)
+        self._useless = False
+        self.end_segment()
 
     def end_segment(self) -> None:
         """End the segment. Raises SegmentStateError where what was added is not what its metadata says."""
