@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dlspark.cold.files.columns import LOG, ROW_ONLY
+from dlspark.cold.files.columns import LOG
 from dlspark.cold.files.digests import RecordColumns
 from dlspark.cold.files.entries import control_entry, rebuild_entries
 from dlspark.cold.files.errors import DamagedColdFileError
@@ -204,7 +204,7 @@ class ColdLedger:
             columns.field(path.partition(".")[2]).to_numpy(zero_copy_only=False) for path in PLACES
         )
         # A record that is several rows counts by its first, or by its only one.
-        kept = (segment == self.place.lssn) & (row <= ROW_ONLY)
+        kept = (segment == self.place.lssn) & (row <= 0)
         return entry[kept], slot[kept], txid[kept]
 
     @property

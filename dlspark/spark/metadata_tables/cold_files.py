@@ -1,7 +1,7 @@
 """The rows of `cold_files`: which segments of a log lie in which file, and which are being copied into one.
 
-All of it is what the log's own metadata say. No file is looked at: whether each is there and whole, `dlspark cold verify`
-says.
+All of it is what the log's own metadata say. No file is looked at: whether each is there and whole, `dlspark cold
+verify` says.
 """
 
 from __future__ import annotations

@@ -111,9 +111,7 @@ SEGMENTS: Final = MetadataTable(
         Column("start_sequence_id", "bigint", "number in the log of its first record; null where it is not assigned"),
         Column("records", "bigint", "users' records in it; 0 where its writer did not count"),
         Column("entries", "bigint", "entries in its ledger"),
-        Column(
-            "bytes", "bigint", "stored bytes of its ledger, one replica of them; also of one that is in a file alone"
-        ),
+        Column("bytes", "bigint", "stored bytes of its ledger, one replica of them; where that is gone, as they were"),
         Column("completed_at", "timestamp", "when it was completed"),
         Column("ensemble_size", "int", "storage nodes that its entries are spread over"),
         Column("write_quorum", "int", "copies of each entry"),
