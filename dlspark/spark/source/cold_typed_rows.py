@@ -11,9 +11,9 @@ comes from
 | differ | there | decoded from the bytes, as everywhere |
 
 Why that is the same: the first line's columns were made by the same decoder with the same declaration. In the second,
-the bytes are exactly those that the encoder makes of the columns, by some version up to the file's: they name the fields
-of that version and no other, so to read them as another one is to look for each field by its id. In the third nothing
-is known of what else the bytes say: a JSON record may have named a member that became a column later.
+the bytes are exactly those that the encoder makes of the columns, by some version up to the file's: they name the
+fields of that version and no other, so to read them as another one is to look for each field by its id. In the third
+nothing is known of what else the bytes say: a JSON record may have named a member that became a column later.
 
 A record that was erased has neither bytes nor columns. It is decoded from no bytes, as whoever reads entries gets it.
 
