@@ -72,7 +72,7 @@ def fetched_groups(partition: LogPartition, columns_of: ColumnsOf[Columns]) -> I
     Raises TruncatedDataLossError where a file is gone, and what reading it raises.
     """
     runtime = Runtime.shared()
-    groups = _Ahead(partition, columns_of)
+    groups = _GroupFetcher(partition, columns_of)
     try:
         while (found := runtime.run(groups.take(runtime))) is not None:
             yield found
@@ -81,7 +81,7 @@ def fetched_groups(partition: LogPartition, columns_of: ColumnsOf[Columns]) -> I
         runtime.run(groups.stop())
 
 
-class _Ahead(Generic[Columns]):
+class _GroupFetcher(Generic[Columns]):
     """Fetches row groups ahead of what was taken. Lives on the event loop."""
 
     def __init__(self, partition: LogPartition, columns_of: ColumnsOf[Columns]) -> None:

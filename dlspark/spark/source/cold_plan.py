@@ -64,7 +64,7 @@ def wanted_columns(frame: FrameColumns, declared: DeclaredColumns | None, hints:
     return WantedColumns((), prepared(declared.packed, frame.schema.json())[0], hints)
 
 
-class ColdPlan:
+class RowGroupPlanner:
     """Makes spans of row groups. To be closed.
 
     Args:
@@ -149,6 +149,4 @@ def _part(footer: Footer, span: SegmentSpan, at: int, names: Sequence[str]) -> S
 def _decoded_bytes(footer: Footer, at: int, names: Sequence[str]) -> int:
     """Return what columns of a row group take before they are compressed."""
     said = footer.parquet.row_group(at)
-    wanted = set(footer.leaves(names))
-    chunks = (said.column(leaf) for leaf in range(said.num_columns))
-    return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in wanted)
+    return sum(said.column(leaf).total_uncompressed_size for leaf in footer.leaves(names))
