@@ -150,7 +150,9 @@ def test_files_of_several_logs_need_a_choice():
 @pytest.mark.parametrize("seed", range(200))
 def test_whatever_runs_there_are_each_segment_is_chosen_once_or_it_is_refused(seed):
     rng = random.Random(seed)
-    runs = {(first, first + rng.randrange(0, 4)) for first in (rng.randrange(1, 12) for _ in range(rng.randrange(1, 14)))}
+    runs = {
+        (first, first + rng.randrange(0, 4)) for first in (rng.randrange(1, 12) for _ in range(rng.randrange(1, 14)))
+    }
     claims = [claim(first, last) for first, last in runs]
     rng.shuffle(claims)
     reachable = _lowest(runs)
