@@ -17,7 +17,7 @@ from dlspark.cold.restoring.returning import LogReturn
 from dlspark.cold.restoring.worker_lock import cold_worker_lock
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.cold.files.footer import Footer
-from metadata.distributedlog.cold_units import UnitState
+from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError, DistributedLogError
