@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 
 import pyarrow as pa
 import pytest
-from helpers.logs import waits_at_tail, written
+from helpers.logs import written
 
 from dlspark import Namespace, Runtime
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import EndOfStreamError, LogEmptyError
+from dlspark.errors import EndOfStreamError
 from dlspark.testing.cluster import InProcessCluster
 from metadata.distributedlog.cold_units import UnitState
 
