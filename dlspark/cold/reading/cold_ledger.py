@@ -23,10 +23,10 @@ import numpy as np
 from dlspark.cold.files.columns import LOG
 from dlspark.cold.files.digests import RecordColumns
 from dlspark.cold.files.entries import control_entry, rebuild_entries
-from dlspark.cold.files.errors import DamagedColdFileError
 from dlspark.cold.files.footer import FileSegment, Footer
 from dlspark.cold.reading.file_reader import WINDOW_BYTES, ColdFileReader
 from dlspark.cold.reading.locations import ColdLocation
+from dlspark.errors import DamagedColdFileError
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import CallerError, present
 from storage_node.client.read_ahead import check_range
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 1 << 20
 """Entries are rebuilt up to about so many bytes at a time, so that the first ones do not wait for a whole row group."""
 PIECE_ENTRIES: Final = 4096
-PLACES: Final = tuple(f"{LOG}.{one}" for one in ("segment", "entry", "slot", "row", "transaction_id"))
-"""Columns that say where records are; they lie side by side, with little between them."""
+PLACES: Final = tuple(f"{LOG}.{one}" for one in ("segment", "entry", "slot", "row", "sequence_id", "transaction_id"))
+"""Columns that say where records are, and the one between them: side by side, so that they are one request."""
 
 
 class ColdLedger:
@@ -200,7 +200,7 @@ class ColdLedger:
         """Return entry, slot and transaction id of each record that this segment has in a row group."""
         reader = present(self._reader, "a cold file was searched without its reader")
         columns = (await reader.batch(index, PLACES)).column(LOG)
-        segment, entry, slot, row, txid = (
+        segment, entry, slot, row, _, txid = (
             columns.field(path.partition(".")[2]).to_numpy(zero_copy_only=False) for path in PLACES
         )
         # A record that is several rows counts by its first, or by its only one.

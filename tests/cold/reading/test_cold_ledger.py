@@ -15,7 +15,6 @@ from helpers.cold.moved import file_of
 from helpers.cold.places import memory_place, put
 from helpers.waiting import until
 
-from dlspark.cold.files.errors import DamagedColdFileError
 from dlspark.cold.files.footer import TAIL_BYTES, FileIdentity
 from dlspark.cold.files.writing import ColdFileWriter
 from dlspark.cold.objects.errors import StoreUnavailableError
@@ -26,6 +25,7 @@ from dlspark.cold.reading.cold_files import ColdFiles, shared_cold_files
 from dlspark.cold.reading.locations import ColdLocation
 from dlspark.core.codec.entries import Compression, EntryBuilder, decode_entry, encode_record_set
 from dlspark.core.codec.records import FLAG_CONTROL, FLAG_END_OF_STREAM, FLAG_RECORD_SET, MAX_TXID
+from dlspark.errors import DamagedColdFileError
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import CallerError
 from storage_node.errors import LedgerClosedError

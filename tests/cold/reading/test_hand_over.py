@@ -7,12 +7,11 @@ from helpers.cold.moved import HandMover
 from helpers.cold.places import memory_place
 from helpers.logs import written
 
-from dlspark.cold.files.errors import DamagedColdFileError
 from dlspark.cold.objects.memory_faults import ObjectFault, StoreCall
 from dlspark.cold.objects.opened_store import ReadPolicy
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.reading import segment_follower
-from dlspark.errors import AlreadyTruncatedError, ReadError, SegmentNotFoundError
+from dlspark.errors import AlreadyTruncatedError, DamagedColdFileError, ReadError, SegmentNotFoundError
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import CorruptDataError
 
