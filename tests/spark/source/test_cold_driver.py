@@ -15,8 +15,8 @@ from helpers.spark.memory_read_proxies import ProxyFleet
 from helpers.spark.memory_world import DriverWorld
 from helpers.waiting import until
 
-from dlspark.cold.reading.locations import ColdLocation
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.cold.reading.locations import ColdLocation
 from dlspark.spark.errors import DataLossError, TruncatedDataLossError
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView

@@ -14,8 +14,8 @@ from helpers.spark.memory_read_proxies import ProxyFleet, Tamper
 from helpers.spark.memory_world import DriverWorld
 from helpers.waiting import until
 
-from dlspark.cold.reading.cold_files import shared_cold_files
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.cold.reading.cold_files import shared_cold_files
 from dlspark.errors import (
     InvalidEntryError,
     OperationNotServedError,
