@@ -25,6 +25,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── RowRefusedError                *   a row that the log's schema has no record for; nothing was written
     │   ├── RecordMisfitError              *   a record does not fit the log's schema, which is strict
     │   ├── MissingExtraError              *   a library that a format of records needs is not installed
+    │   ├── ObjectAddressError             *   an address that cannot be a place for cold files
     │   ├── OperationNotServedError            501: the proxy does not serve this kind of request
     │   └── LogNotFoundError               *   510: the log does not exist
     ├── NotAppliedError                        definitely not applied; state is as before
@@ -59,10 +60,15 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── NotEnoughBookiesError          *   fewer usable storage nodes than a segment needs
     │   ├── MetadataUnavailableError       *   505: ZooKeeper could not be reached; nothing was sent
     │   ├── BadVersionError                *   505: a conditional update lost the race
+    │   ├── ObjectNotFoundError            *   a cold file is not where it was written
+    │   ├── ObjectExistsError              *   an object of a new cold file's name is there already
+    │   ├── StoreUnavailableError          *   an object store cannot at present, or was not reached
+    │   ├── StoreRefusedError              *   an object store refuses: rights, credentials, no space
     │   └── CorruptDataError                   bytes read back are not what was written
     │       ├── InvalidEntryError              520: an entry's envelope or records cannot be decoded
     │       ├── DamagedColdFileError           a cold file is not what was written
     │       ├── DigestError                *   an entry fails its digest
+    │       ├── RangeShortError            *   a cold file is shorter than what was written
     │       ├── SegmentListError           *   600: a segment in the middle of the log is missing
     │       ├── DuplicateLogError          *   600: a log is in two sub-namespaces of a federated namespace
     │       └── UnsupportedMetadataVersionError  *  521: segment metadata of another library version
@@ -71,12 +77,13 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── ProxyLostError                     500: the proxy, or the time, was gone before it had answered
     │   ├── SequencePassedError                513: later requests of the producer were written; this one, perhaps
     │   ├── ProducerForgottenError             513: the log knows nothing of the producer any more; perhaps written
+    │   ├── ObjectOutcomeUnknownError      *   an object store's answer to a write was lost
     │   ├── ConnectionLossError            *   505: ZooKeeper's answer was lost
     │   └── SessionExpiredError            *   505: the ZooKeeper session ended with a request under way
     └── InvariantViolation                     600: a bug in dlspark
 
-Those marked * belong to what lies below (`metadata`, `storage_node`, `dlspark.tables`) and are named here because users
-meet them.
+Those marked * belong to what lies below (`metadata`, `storage_node`, `dlspark.tables`, `dlspark.objects`) and are
+named here because users meet them.
 Users import all of them from here; our own code takes each from the module that defines it.
 `status_code(error)` gives the code of any error, those of the lower floors included.
 """
@@ -85,6 +92,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from dlspark.objects.errors import (
+    ObjectAddressError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectOutcomeUnknownError,
+    RangeShortError,
+    StoreRefusedError,
+    StoreUnavailableError,
+)
 from dlspark.tables.declaration import SchemaChangedError
 from dlspark.tables.errors import MissingExtraError, RecordMisfitError, RowRefusedError, SqlTextError
 from dlspark.tables.evolution import EvolutionError
@@ -447,6 +463,10 @@ __all__ = [
     "NotAppliedError",
     "NotBoundError",
     "NotEnoughBookiesError",
+    "ObjectAddressError",
+    "ObjectExistsError",
+    "ObjectNotFoundError",
+    "ObjectOutcomeUnknownError",
     "OpenedElsewhereError",
     "OperationNotServedError",
     "OutcomeUnknownError",
@@ -458,6 +478,7 @@ __all__ = [
     "ProducerForgottenError",
     "ProxyLostError",
     "ProxyUnreachableError",
+    "RangeShortError",
     "ReadCancelledError",
     "ReadError",
     "RecordMisfitError",
@@ -477,6 +498,8 @@ __all__ = [
     "SessionExpiredError",
     "SettingsError",
     "SqlTextError",
+    "StoreRefusedError",
+    "StoreUnavailableError",
     "StreamNotReadyError",
     "StreamUnavailableError",
     "TooManyProducersError",

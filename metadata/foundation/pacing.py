@@ -5,12 +5,14 @@ TokenBucket  a limited number of requests a second, in the order in which they w
 ByteRate     a limited number of bytes a second
 MessageLimit a limited number of log lines that others can cause, and how many were left out
 Slices       a limited time at a time, of work that never waits
+Pauses       longer and longer ones between attempts at the same thing
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from typing import Final, TypeVar
@@ -179,3 +181,29 @@ class Slices:
     def begin(self) -> None:
         """Begin a slice now: the time before it was a wait."""
         self._ends_s = self._loop.time() + self._slice_s
+
+
+class Pauses:
+    """How long is waited before the same thing is tried again? Each time twice as long, up to a limit, and up to a half
+    shorter at random: clients that failed together do not come back together.
+
+    Args:
+        first_s: the first pause, seconds at most.
+        longest_s: seconds.
+        rng: draws what is taken off.
+    """
+
+    def __init__(self, first_s: float, longest_s: float, rng: random.Random) -> None:
+        self._next_s = first_s
+        self._longest_s = longest_s
+        self._rng = rng
+
+    def take_s(self) -> float:
+        """Return how long the next pause is, seconds."""
+        pause_s = min(self._next_s, self._longest_s)
+        self._next_s = pause_s * 2
+        return pause_s * self._rng.uniform(0.5, 1.0)
+
+    async def wait(self) -> None:
+        """Pause."""
+        await asyncio.sleep(self.take_s())

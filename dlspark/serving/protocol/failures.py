@@ -46,6 +46,7 @@ from dlspark.errors import (
     WriteError,
     status_code,
 )
+from dlspark.objects.errors import ObjectStoreError
 from dlspark.serving.protocol.operations import NAME_OF_REASON, REASON_OF_NAME, Applied, Reason, Refusal, StatusCode
 from metadata.distributedlog.locks import (
     LockClosedError,
@@ -74,7 +75,7 @@ from storage_node.errors import BookieError
 MAX_MESSAGE_CHARS: Final = 4096
 """Longer messages and advice are cut: a refusal has to fit in a frame."""
 
-_ROOTS: Final = (DistributedLogError, BookieError)
+_ROOTS: Final = (DistributedLogError, BookieError, ObjectStoreError)
 """They do not say whether it was done, and are not raised as they are."""
 _WHERE: Final = ("dlsn", "ledger_id", "entry_id", "node", "path")
 _TEXT_OF_DLSN: Final = re.compile(r"-?[0-9]+:-?[0-9]+:-?[0-9]+")

@@ -140,6 +140,7 @@ REASON_OF_NAME: Final[Mapping[str, Reason]] = MappingProxyType(
         "DigestError": Reason.DATA_DAMAGED,
         "DamagedColdFileError": Reason.DATA_DAMAGED,
         "InvalidEntryError": Reason.DATA_DAMAGED,
+        "RangeShortError": Reason.DATA_DAMAGED,
         "PositionGapError": Reason.POSITIONS_MISSING,
         "SegmentNotFoundError": Reason.SEGMENT_GONE,
         "ProducerError": Reason.PRODUCER_REFUSED,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from helpers.virtual_time import virtual_time
 
-from metadata.foundation.pacing import ByteRate, Slices, TokenBucket, for_each
+from metadata.foundation.pacing import ByteRate, Pauses, Slices, TokenBucket, for_each
 
 
 async def test_no_more_than_the_limit_at_once_and_nothing_drawn_ahead() -> None:
@@ -154,3 +155,18 @@ async def test_work_that_never_waits_is_interrupted_where_a_slice_is_over(monkey
     await slices.pause()
     assert turns == 20
     beside.cancel()
+
+
+def test_pauses_double_up_to_the_longest_and_are_shortened_by_half_at_most() -> None:
+    pauses = Pauses(0.1, 1.0, random.Random(3))
+    taken = [pauses.take_s() for _ in range(8)]
+    for pause_s, whole_s in zip(taken, (0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0), strict=True):
+        assert whole_s / 2 <= pause_s <= whole_s
+    assert len(set(taken)) == 8
+
+
+@virtual_time
+async def test_a_pause_is_waited_for() -> None:
+    began = asyncio.get_running_loop().time()
+    await Pauses(2.0, 2.0, random.Random(3)).wait()
+    assert 1.0 <= asyncio.get_running_loop().time() - began <= 2.0

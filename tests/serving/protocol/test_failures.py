@@ -40,6 +40,7 @@ from dlspark.errors import (
     __all__,
     status_code,
 )
+from dlspark.objects.errors import ObjectStoreError
 from dlspark.serving.protocol.answer_frames import decode_answer, encode_answer
 from dlspark.serving.protocol.failures import (
     ERROR_OF_CODE,
@@ -102,6 +103,8 @@ def tree() -> Iterator[type[DistributedLogError]]:
 
 
 TREE = list(tree())
+ROOTS = (DistributedLogError, BookieError, ObjectStoreError)
+"""They do not say whether the thing was done."""
 
 
 def is_sent(kind: type[DistributedLogError]) -> bool:
@@ -134,7 +137,7 @@ def test_the_tree_is_whole() -> None:
     assert len(TREE) > 100
 
 
-@pytest.mark.parametrize("kind", [kind for kind in TREE if kind not in (DistributedLogError, BookieError)])
+@pytest.mark.parametrize("kind", [kind for kind in TREE if kind not in ROOTS])
 def test_every_error_comes_back_as_what_it_was(kind: type[DistributedLogError]) -> None:
     error = made(kind)
     back = there_and_back(error)
@@ -147,7 +150,7 @@ def test_every_error_comes_back_as_what_it_was(kind: type[DistributedLogError]) 
         assert getattr(back, name, None) == getattr(error, name, None)
 
 
-@pytest.mark.parametrize("root", [DistributedLogError, BookieError])
+@pytest.mark.parametrize("root", ROOTS)
 def test_an_error_that_does_not_say_whether_it_was_done_may_have_been(root: type[DistributedLogError]) -> None:
     assert type(there_and_back(made(root))) is OutcomeUnknownError
 
@@ -181,7 +184,7 @@ def test_names_are_of_one_class_each() -> None:
     assert all(kind.__name__ == name for name, kind in ERROR_OF_NAME.items())
     sendable = {kind.__name__ for kind in TREE if is_sent(kind)}
     assert {kind.__name__ for kind in TREE} >= INTERNAL
-    assert sendable - {"DistributedLogError", "BookieError"} == ERROR_OF_NAME.keys()
+    assert sendable - {root.__name__ for root in ROOTS} == ERROR_OF_NAME.keys()
 
 
 @pytest.mark.parametrize("actual", [None, 5, DLSN(3, 1200, 0), b"", b"token", bytes(36)])
