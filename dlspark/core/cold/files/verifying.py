@@ -21,12 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from dlspark.cold.files.columns import FLAG_ERASED, LOG
-from dlspark.cold.files.digests import RecordColumns, RecordDigest
-from dlspark.cold.files.footer import MAGIC, Footer, RowGroup
-from dlspark.cold.files.row_groups import decode_records, decode_row_group
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.record_chain import IntArray
+from dlspark.core.cold.files.columns import FLAG_ERASED, LOG
+from dlspark.core.cold.files.digests import RecordColumns, RecordDigest
+from dlspark.core.cold.files.footer import MAGIC, Footer, RowGroup
+from dlspark.core.cold.files.row_groups import decode_records, decode_row_group
 from dlspark.errors import DamagedColdFileError
 from storage_node.protocol.frames import Buffer
 

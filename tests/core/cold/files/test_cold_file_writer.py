@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.cold_segments import IDENTITY, MadeSegment, SegmentMaker, footer_of, random_segment, records_of, written
 
-from dlspark.cold.files.checksums import crc_between
-from dlspark.cold.files.digests import RecordColumns, RecordDigest
-from dlspark.cold.files.writing import ColdFileWriter
 from dlspark.core.codec.vector_decoding import decode_entries
+from dlspark.core.cold.files.checksums import crc_between
+from dlspark.core.cold.files.digests import RecordColumns, RecordDigest
+from dlspark.core.cold.files.writing import ColdFileWriter
 from dlspark.errors import InvalidEntryError, SegmentStateError
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import CallerError, InvariantViolation

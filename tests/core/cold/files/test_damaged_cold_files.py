@@ -18,10 +18,10 @@ from helpers.cold_segments import (
     written,
 )
 
-from dlspark.cold.files.entry_table import EntryTable
-from dlspark.cold.files.footer import Footer
-from dlspark.cold.files.row_groups import decode_row_group
-from dlspark.cold.files.verifying import FileVerifier, verify_file
+from dlspark.core.cold.files.entry_table import EntryTable
+from dlspark.core.cold.files.footer import Footer
+from dlspark.core.cold.files.row_groups import decode_row_group
+from dlspark.core.cold.files.verifying import FileVerifier, verify_file
 from dlspark.errors import DamagedColdFileError
 from dlspark.tables.declaration import Declaration, RecordFormat
 from dlspark.tables.types import LONG, STRING, Field, Schema
@@ -168,7 +168,7 @@ def test_what_was_not_fetched_is_asked_for_by_name() -> None:
 
 def test_a_file_of_a_newer_version_is_refused_with_advice() -> None:
     data = small_file()
-    from dlspark.cold.files import footer as module
+    from dlspark.core.cold.files import footer as module
 
     older, module.VERSION = module.VERSION, 2
     try:
