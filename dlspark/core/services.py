@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dlspark.core.dynamic.features import NO_FEATURES, FeatureProvider
 from dlspark.core.metrics.meter import Meter
@@ -19,6 +19,9 @@ from metadata.foundation.errors import CallerError
 from metadata.store import MetadataStore
 from storage_node.client.client import LedgerClient
 from storage_node.edge import Clock
+
+if TYPE_CHECKING:
+    from dlspark.core.cold.reading.cold_files import ColdFilesHold
 
 LOCAL_REGION_ID = 0
 MAX_REGION_ID = 15
@@ -76,7 +79,7 @@ class LedgerPool(Protocol):
 
 @dataclass(slots=True)
 class Shared:
-    """The state that all writers of a namespace share, those of its sub-namespaces too."""
+    """The state that everything opened in a namespace shares, its sub-namespaces included."""
 
     namespace_path: str | None = None
     """The namespace's own znode, the parent of its allocator pools; None: the znode with its logs."""
@@ -84,11 +87,16 @@ class Shared:
     """Records that writers have accepted and that are not acknowledged yet."""
     pool: LedgerPool | None = None
     """Ledgers made in advance; see `ledger_allocators.shared_pool`."""
+    cold: ColdFilesHold | None = None
+    """The stores of cold files, from the first cold segment on that is read; see `SegmentLedger`."""
 
     async def close(self) -> None:
-        """End what runs in the background. The writers are closed before."""
+        """End what runs in the background, and let go of stores. Writers and readers are closed before."""
         if self.pool is not None:
             await self.pool.close()
+        cold, self.cold = self.cold, None
+        if cold is not None:
+            await cold.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.schema_version import SchemaVersion
 from dlspark.spark.source.schema import SCHEMA
-from dlspark.spark.worker_daemon import in_worker, take_far_times, take_over, without_traceback
+from dlspark.spark.worker_daemon import in_worker, take_far_times, without_traceback
 from metadata.foundation.errors import DistributedLogError
 
 if TYPE_CHECKING:
@@ -122,7 +122,6 @@ class DistributedLogDataSource(DataSource):
 
 
 if in_worker():
-    take_over()
     take_far_times()
 
 

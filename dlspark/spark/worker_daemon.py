@@ -6,9 +6,11 @@
 whose task needs no more rows (`LIMIT`). `pyspark.daemon` then has the worker report the end of its input, over the very
 connection that is closed, and prints the `BrokenPipeError` of that: over unix domain sockets always, over TCP whenever
 rows were on their way. The trace looks like a failure where nothing failed. Here a worker that has nothing to do looks
-whether Spark is still there before it waits for a command, and a connection that broke under a worker ends it. All else
-is Spark's own daemon. It is started as `python -m dlspark.spark.worker_daemon <worker module>`; nothing here may start
-a thread, as workers are forked from it.
+whether Spark is still there before it waits for a command, and a connection that broke under a worker ends it. The
+workers in which Spark plans, and commits what was written, have always Spark's own daemon: there this module takes over
+when it is imported, with the first thing of ours that such a worker unpickles. All else is Spark's own daemon. It is
+started as `python -m dlspark.spark.worker_daemon <worker module>`; nothing here may start a thread, as workers are
+forked from it.
 
 **Errors** (`without_traceback`). An error of the connector reaches the user as its message alone, and not below the
 traceback of a worker. Workers write down what the data source raised (`pyspark.util.handle_worker_exception`), send it
@@ -98,10 +100,7 @@ class _Traces:
 
 
 def take_over() -> None:
-    """End quietly, from the command on that this worker is at, where Spark's own daemon has forked it.
-
-    The workers in which Spark plans have always that daemon, whatever the conf says.
-    """
+    """End quietly, from the command on that this worker is at, where Spark's own daemon has forked it."""
     main = sys.modules["__main__"]
     if getattr(getattr(main, "__spec__", None), "name", None) == DAEMON:
         work: Work = main.worker
@@ -210,3 +209,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+else:
+    # A worker that commits is given a writer and never a data source: whatever of ours comes first must do.
+    take_over()

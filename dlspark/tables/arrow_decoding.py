@@ -116,6 +116,17 @@ class ArrowReader:
             raise MisfitError(f"the record cannot be read: {_short(error)}") from error
 
 
+def columns_by_ids(
+    fields: Sequence[Field], stored: Sequence[pa.Field], columns: Sequence[pa.Array], rows: int
+) -> list[pa.Array]:
+    """Return columns that another version of the same declaration has as those of `fields`, in their order and types.
+
+    `stored` are the fields of `columns`, each of `rows` values, with their ids. A field that they do not have has its
+    default, or is null. Raises MisfitError where a required one is missing.
+    """
+    return _ArrowResolver({}, by_ids=True).fields(fields, stored, columns, None, rows, "")
+
+
 # ---------------------------------------------------------------------- bytes that may be anything
 
 

@@ -58,16 +58,17 @@ class TypedRows:
     def __init__(
         self, decoder: RecordDecoder, columns: Sequence[str] | None = None, parts: Sequence[str] | None = None
     ) -> None:
-        self._decoder = decoder
+        self.decoder = decoder
         own = {one.name: one.with_nullable(True) for one in arrow_schema(decoder.target)}
         log = pa.struct([LOG_TYPE.field(part) for part in (LOG_TYPE.names if parts is None else parts)])
         others = {LOG: pa.field(LOG, log), ERROR: pa.field(ERROR, pa.string()), VALUE: pa.field(VALUE, pa.binary())}
         wanted = [*own, LOG, ERROR] if columns is None else columns
         self.schema = pa.schema([own[name] if name in own else others[name] for name in wanted])
         """The columns of what comes out."""
-        self._own = frozenset(own)
+        self.own = frozenset(own).intersection(wanted)
+        """Those that the log declares."""
         # A record is a row without being read, but for Arrow's, which hold many.
-        self._decodes = (
+        self.decodes = (
             decoder.declaration.format is RecordFormat.ARROW
             or decoder.declaration.strict
             or any(name in own or name == ERROR or (name == LOG and VALUE in log.names) for name in wanted)
@@ -79,12 +80,12 @@ class TypedRows:
         Raises RecordMisfitError for the first record that does not fit, where the log is strict.
         """
         payloads = records.column(VALUE)
-        if not self._decodes:
+        if not self.decodes:
             nothing = pa.nulls(len(records), pa.string())
             return self._rows(DecodedRows(pa.RecordBatch.from_arrays([], names=[]), nothing), records, None)
-        found = self._decoder.decode(payloads, records.column("transaction_id"))
-        if self._decoder.declaration.strict:
-            _check_fits(found, records)
+        found = self.decoder.decode(payloads, records.column("transaction_id"))
+        if self.decoder.declaration.strict:
+            check_fits(found, records)
         return self._rows(found, records, None if found.counts is None else record_of_row(found.counts))
 
     def _rows(self, found: DecodedRows, records: pa.RecordBatch, record: pa.Array | None) -> pa.RecordBatch:
@@ -94,7 +95,7 @@ class TypedRows:
         repeated = places if record is None else places.take(record)
         columns = []
         for one in self.schema:
-            if one.name in self._own:
+            if one.name in self.own:
                 columns.append(found.rows.column(one.name))
             elif one.name == LOG:
                 columns.append(_log(one.type, repeated, records.column(VALUE), found, record))
@@ -141,7 +142,8 @@ def _numbers(count: int, record: pa.Array | None, counts: pa.Array | None) -> pa
     return pc.subtract(pa.array(range(count), pa.int64()), before.take(record)).cast(pa.int32())
 
 
-def _check_fits(found: DecodedRows, records: pa.RecordBatch) -> None:
+def check_fits(found: DecodedRows, records: pa.RecordBatch) -> None:
+    """Raise RecordMisfitError for the first record that does not fit; `records` have the columns of their places."""
     if found.errors.null_count == len(found.errors):
         return
     at = pc.index(found.errors.is_valid(), pa.scalar(True)).as_py()

@@ -8,6 +8,9 @@ whole metadata of its segments, because their own znodes go with the hot copies:
 | `P/cold` | the log's identity in object names, and where it is truncated to: `ColdLog` |
 | `P/cold/attempts/<first>-<last>` | a copy under way: `ColdAttempt` (STARTED) |
 | `P/cold/units/<first>-<last>` | a unit that has its file: `ColdUnit` (FINISHED, HOT_DELETED, COLD_DELETE_STARTED) |
+| `P/cold/worker` | parent of the members of the lock of the worker that moves the log |
+| `NS/.dlspark-cold` | the namespace's identity in object names |
+| `NS/.dlspark-cold/deleted/<log id>` | where a deleted log's files were: `DeletedLog` |
 
 `<first>` and `<last>` are numbers of segments (LSSNs) of 18 digits, so that names alone say what is cold. Everything
 here is JSON with a version; docs/reference/znodes.md#cold-units has the fields.
@@ -18,17 +21,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from metadata.distributedlog.segments import SegmentMetadata
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CorruptDataError
+
+Position: TypeAlias = tuple[int, int, int]
+"""Segment, entry and slot: a DLSN, whose own class lies above this package."""
 
 VERSION: Final = 1
 COLD: Final = "cold"
 ATTEMPTS: Final = "attempts"
 UNITS: Final = "units"
+WORKER: Final = "worker"
+NAMESPACE: Final = ".dlspark-cold"
+DELETED: Final = "deleted"
 MAX_SEGMENTS: Final = 500
 """Segments of one unit: the transaction that takes their hot copies off the list has two operations for each."""
 
@@ -60,6 +69,8 @@ class ColdFile:
         options: what a reader needs beside the address, never a secret: `endpoint`, `region` and the like.
         schema_version: the version of the declared schema whose columns it has; None without one.
         redacted: True where records were erased from it (`value` is then null though it was not).
+        borrowed: True where the file is another log's: a log was rebuilt from it that may live beside the first one.
+            Who takes a borrowed file off a log's marks leaves the file itself alone.
     """
 
     url: str
@@ -71,6 +82,7 @@ class ColdFile:
     options: Mapping[str, str] = field(default_factory=dict)
     schema_version: int | None = None
     redacted: bool = False
+    borrowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +103,29 @@ class ColdSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class ColdPlace:
+    """Where is a segment's copy in a file, as of the list that a reader has? (`SegmentMetadata.cold`)
+
+    Args:
+        file: None where its unit has no user record: then it has none either.
+        state: how far its unit had come when that was read last.
+        first_row: its first row in the file.
+        rows: how many rows it has there.
+        ledger_bytes: bytes of its ledger, that is of one hot copy.
+        attempt: the id of the copy that made its unit.
+        listed: True if the segment is still in the list of the hot ones: read that copy while it is there.
+    """
+
+    file: ColdFile | None
+    state: UnitState
+    first_row: int
+    rows: int
+    ledger_bytes: int
+    attempt: str
+    listed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ColdUnit:
     """Which segments have left for a file, and what is still hot of them?
 
@@ -102,6 +137,8 @@ class ColdUnit:
         finished_ms: when it got its file, by the worker's clock, milliseconds since the epoch.
         hot_deleted_ms: when its hot copies went; None before.
         replaced: files that redaction has put others in place of, which go after a lag.
+        keep_hot_until_ms: hot copies that were put back stay at least so long, by the clock of who put them back,
+            milliseconds since the epoch; None: as long as the settings say.
     """
 
     state: UnitState
@@ -111,6 +148,7 @@ class ColdUnit:
     finished_ms: int
     hot_deleted_ms: int | None = None
     replaced: tuple[ColdFile, ...] = ()
+    keep_hot_until_ms: int | None = None
 
     @property
     def first(self) -> int:
@@ -127,6 +165,19 @@ class ColdUnit:
         """The name of its znode."""
         return unit_name(self.first, self.last)
 
+    def segment(self, lssn: int, *, listed: bool, truncated_to: Position = (0, 0, 0)) -> SegmentMetadata:
+        """Return one of its segments as readers' lists show it where everything below `truncated_to` is hidden."""
+        one = self.segments[lssn - self.first]
+        # Its file may go at any time now, whoever hid it.
+        gone = self.state is UnitState.COLD_DELETE_STARTED
+        shown = hidden_below(one.metadata, end_of(one.metadata) if gone else truncated_to)
+        return replace(shown, cold=self.place(lssn, listed=listed))
+
+    def place(self, lssn: int, *, listed: bool) -> ColdPlace:
+        """Return where one of its segments is."""
+        one = self.segments[lssn - self.first]
+        return ColdPlace(self.file, self.state, one.first_row, one.rows, one.bytes, self.attempt, listed)
+
     def encode(self) -> bytes:
         """Return the znode's data."""
         fields: dict[str, Any] = {
@@ -142,6 +193,8 @@ class ColdUnit:
             fields["hotDeleted"] = self.hot_deleted_ms
         if self.replaced:
             fields["replaced"] = [_file_fields(one) for one in self.replaced]
+        if self.keep_hot_until_ms is not None:
+            fields["keepHotUntil"] = self.keep_hot_until_ms
         return _encoded(fields)
 
     @classmethod
@@ -157,6 +210,7 @@ class ColdUnit:
                 finished_ms=int(fields["finished"]),
                 hot_deleted_ms=int(fields["hotDeleted"]) if "hotDeleted" in fields else None,
                 replaced=tuple(_file(one) for one in fields.get("replaced", ())),
+                keep_hot_until_ms=int(fields["keepHotUntil"]) if "keepHotUntil" in fields else None,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise _corrupt_error(data, path) from error
@@ -233,22 +287,29 @@ class ColdLog:
         namespace_id: a random id of the namespace.
         log_id: a random id of the log: it stays where the log is renamed, and is never another log's.
         truncated_to: (segment, entry, slot) below which everything is hidden, hot or cold; (0, 0, 0): nothing.
+        generation: how often a unit's file was put in place of another: what was read of units before is old then.
+        deleted: True once the log is being deleted: its files may go at any time, so nothing in them is shown.
     """
 
     namespace_id: str
     log_id: str
-    truncated_to: tuple[int, int, int] = (0, 0, 0)
+    truncated_to: Position = (0, 0, 0)
+    generation: int = 0
+    deleted: bool = False
 
     def encode(self) -> bytes:
         """Return the znode's data."""
-        return _encoded(
-            {
-                "v": VERSION,
-                "namespace": self.namespace_id,
-                "log": self.log_id,
-                "truncatedTo": ":".join(map(str, self.truncated_to)),
-            }
-        )
+        fields: dict[str, Any] = {
+            "v": VERSION,
+            "namespace": self.namespace_id,
+            "log": self.log_id,
+            "truncatedTo": ":".join(map(str, self.truncated_to)),
+        }
+        if self.generation:
+            fields["generation"] = self.generation
+        if self.deleted:
+            fields["deleted"] = True
+        return _encoded(fields)
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> ColdLog:
@@ -256,9 +317,98 @@ class ColdLog:
         fields = _decoded(data, path)
         try:
             segment, entry, slot = (int(part) for part in _text(fields["truncatedTo"]).split(":"))
-            return cls(_text(fields["namespace"]), _text(fields["log"]), (segment, entry, slot))
+            return cls(
+                namespace_id=_text(fields["namespace"]),
+                log_id=_text(fields["log"]),
+                truncated_to=(segment, entry, slot),
+                generation=int(fields.get("generation", 0)),
+                deleted=bool(fields.get("deleted", False)),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise _corrupt_error(data, path) from error
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedLog:
+    """Which files has a log left behind that was deleted? The data of `NS/.dlspark-cold/deleted/<log id>`.
+
+    Args:
+        log_id: its id in object names.
+        log: its name when it was deleted, for people.
+        deleted_ms: when, by the deleting client's clock, milliseconds since the epoch.
+        folders: addresses of the folders that held its files, each with the options that a store needs (`ColdFile`).
+            Everything below them is the log's alone, uploads that had not ended included.
+    """
+
+    log_id: str
+    log: str
+    deleted_ms: int
+    folders: tuple[tuple[str, Mapping[str, str]], ...]
+
+    def encode(self) -> bytes:
+        """Return the znode's data."""
+        folders = [{"url": url, **({"options": dict(options)} if options else {})} for url, options in self.folders]
+        return _encoded({"v": VERSION, "log": self.log, "deleted": self.deleted_ms, "folders": folders})
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> DeletedLog:
+        """Read the data of the znode at `path`, whose name is the log's id. Raises CorruptDataError."""
+        fields = _decoded(data, path)
+        try:
+            return cls(
+                log_id=path.rpartition("/")[2],
+                log=_text(fields["log"]),
+                deleted_ms=int(fields["deleted"]),
+                folders=tuple((_text(one["url"]), _options(one.get("options", {}))) for one in fields["folders"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _corrupt_error(data, path) from error
+
+
+def namespace_data(namespace_id: str) -> bytes:
+    """Return the data of `NS/.dlspark-cold`: the namespace's id in object names."""
+    return _encoded({"v": VERSION, "namespace": namespace_id})
+
+
+def parse_namespace_data(data: bytes, path: str) -> str:
+    """Return the namespace's id from the data of the znode at `path`. Raises CorruptDataError."""
+    try:
+        return _text(_decoded(data, path)["namespace"])
+    except (KeyError, TypeError) as error:
+        raise _corrupt_error(data, path) from error
+
+
+def object_name(log: ColdLog, first: int, last: int, attempt: str) -> str:
+    """Return where an attempt's object lies below `coldStoragePath`: made of ids, never of the log's name."""
+    return f"{log.namespace_id}/{log.log_id}/{unit_name(first, last)}-{attempt}.parquet"
+
+
+# ------------------------------------------------------------------ what is hidden
+
+
+def end_of(segment: SegmentMetadata) -> Position:
+    """Return the first position behind a completed segment."""
+    return (segment.lssn + 1, 0, 0)
+
+
+def hidden_to(segment: SegmentMetadata) -> Position:
+    """Return the position below which the segment's own metadata hides everything; (0, 0, 0) where it hides nothing."""
+    if segment.truncation == TruncationStatus.TRUNCATED:
+        return end_of(segment)
+    if segment.truncation == TruncationStatus.PARTIALLY_TRUNCATED:
+        return (segment.lssn, segment.min_entry, segment.min_slot)
+    return (0, 0, 0)
+
+
+def hidden_below(segment: SegmentMetadata, truncated_to: Position) -> SegmentMetadata:
+    """Return a completed segment as a list shows it that hides everything below `truncated_to`; what it hides already
+    stays hidden (I8)."""
+    if truncated_to <= hidden_to(segment) or truncated_to <= (segment.lssn, 0, 0):
+        return segment
+    if truncated_to > (segment.lssn, segment.last_entry, segment.last_slot):
+        return replace(segment, truncation=TruncationStatus.TRUNCATED)
+    _, entry, slot = truncated_to
+    return replace(segment, truncation=TruncationStatus.PARTIALLY_TRUNCATED, min_entry=entry, min_slot=slot)
 
 
 def unit_name(first: int, last: int) -> str:
@@ -285,8 +435,11 @@ def _segment_fields(one: ColdSegment) -> dict[str, Any]:
 
 def _segment(fields: Mapping[str, Any], path: str) -> ColdSegment:
     name = fields.get("name")
-    where = f"{path}/{name}" if name is not None else path
-    metadata = SegmentMetadata.decode(_text(fields["m"]).encode("ascii"), where, skip_minimum_version=True)
+    # What is decoded takes the last part of its path for its name; here that is the unit's.
+    metadata = replace(
+        SegmentMetadata.decode(_text(fields["m"]).encode("ascii"), path, skip_minimum_version=True),
+        name=None if name is None else _text(name),
+    )
     if metadata.in_progress:
         raise ValueError("a cold segment is completed")
     return ColdSegment(metadata, int(fields["at"]), int(fields["rows"]), int(fields["bytes"]))
@@ -307,6 +460,8 @@ def _file_fields(file: ColdFile) -> dict[str, Any]:
         fields["schema"] = file.schema_version
     if file.redacted:
         fields["redacted"] = True
+    if file.borrowed:
+        fields["borrowed"] = True
     return fields
 
 
@@ -322,6 +477,7 @@ def _file(fields: Mapping[str, Any]) -> ColdFile:
         options=_options(fields.get("options", {})),
         schema_version=None if schema is None else int(schema),
         redacted=bool(fields.get("redacted", False)),
+        borrowed=bool(fields.get("borrowed", False)),
     )
 
 

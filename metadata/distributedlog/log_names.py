@@ -86,6 +86,21 @@ class LogPaths:
         """What the log declares of its records (`metadata.distributedlog.record_schemas`)."""
         return f"{self.partition}/schema"
 
+    @property
+    def cold(self) -> str:
+        """What is said of the log's cold storage (`metadata.distributedlog.cold_units`)."""
+        return f"{self.partition}/cold"
+
+    @property
+    def cold_units(self) -> str:
+        """The parent of the units that have their files."""
+        return f"{self.cold}/units"
+
+    @property
+    def cold_attempts(self) -> str:
+        """The parent of the copies under way."""
+        return f"{self.cold}/attempts"
+
     def sink_mark(self, sink_id: str) -> str:
         """Return how far a Spark sink has published into this log (`sink_marks`): it goes where the log goes."""
         return f"{self.partition}/sink-{sink_id}"

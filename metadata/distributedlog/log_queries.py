@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_listing import ColdLister, merged
 from metadata.distributedlog.log_folders import DuplicateLogError, LogFolders, PlainFolders
 from metadata.distributedlog.log_names import (
     DEFAULT_PARTITION,
@@ -90,6 +91,8 @@ class LogQueries:
         self._watches = SharedWatches()
         self.list_watches = SharedWatches()
         """Watches of those that list names, by the path of what is listed."""
+        self._validate_sequence = validate_sequence
+        self._cold_lister = ColdLister(store)
         self._lister = SegmentLister(
             store,
             cache if cache is not None else SegmentCache(),
@@ -252,14 +255,14 @@ class LogQueries:
         return LogEnd(Versioned(int(ledgers.value), ledgers.version), Versioned(highest, max_txid.version))
 
     async def snapshot(self, name: str, *, producers: bool = False) -> LogSnapshot:
-        """Read state and segments of one moment, for a caller that is going to change them.
+        """Read state and segments on the log's own list of one moment, for a caller that is going to change them.
 
         Raises as `open` and `segments` do, and BadVersionError where the log was changed meanwhile: every transaction
         that begins or ends a segment sets `ledgers`, and the listing has that znode's version beside the names.
         `maxtxid` may be younger, where another owner is at work: the caller's transactions fail then, for they depend
         on `ledgers` too (I7). With `producers`, what is known of producers is read behind the state.
         """
-        state, listing = await asyncio.gather(self.open(name), self.listing(name))
+        state, listing = await asyncio.gather(self.open(name), self.hot_listing(name))
         for _ in range(RELISTS):
             if listing.version != state.max_lssn.version:
                 break
@@ -268,7 +271,7 @@ class LogQueries:
                     return LogSnapshot(state, await listing.read_all())
                 return LogSnapshot(state, *await asyncio.gather(listing.read_all(), self.producer_segments(name)))
             except SegmentVanishedError:
-                listing = await self.listing(name)
+                listing = await self.hot_listing(name)
         raise BadVersionError("the log was changed while it was read", log=name, path=self.paths(name).ledgers)
 
     async def producer_segments(self, name: str) -> ProducerSegments | None:
@@ -297,26 +300,52 @@ class LogQueries:
     # ---- segments ---------------------------------------------------------------------------------------------------
 
     async def segments(self, name: str, watch: Watcher | None = None) -> Segments:
-        """Return all segments in order. `watch` fires once when one comes or goes.
+        """Return all segments that readers see, in order (`cold_listing`). `watch` fires once when one comes or goes.
 
         Raises LogNotFoundError, CorruptDataError, and SegmentListError where one in the middle is missing. A child that
         vanishes while it is read has just been completed or deleted: the list is read again, and where that keeps
         happening goes without it.
         """
-        try:
-            return await self._lister.segments(name, (await self.located(name)).ledgers, watch)
-        except NoNodeError as error:
-            raise log_not_found_error(name, error.path) from error
+        for _ in range(RELISTS):
+            try:
+                return await (await self._merged(name, watch)).read_all()
+            except SegmentVanishedError:
+                continue
+        return await (await self._merged(name, watch, by_data=True)).read_all()
 
     async def listing(self, name: str, watch: Watcher | None = None) -> SegmentListing:
-        """Return the segments by their names, to read single ones. `watch` is heard once when one comes or goes, unless
-        `unwatch` takes it back.
+        """Return the segments that readers see by their names, to read single ones: those on the log's list, and before
+        them those that lie in files alone. `watch` is heard once when one comes or goes, or anything of the log's cold
+        storage changes, unless `unwatch` takes it back.
 
         Raises LogNotFoundError, SegmentListError.
         """
-        shared = self._watches.watch(name, watch) if watch is not None else None
+        return await self._merged(name, self._watches.watch(name, watch) if watch is not None else None)
+
+    async def _merged(self, name: str, watch: Watcher | None, *, by_data: bool = False) -> SegmentListing:
+        paths = await self.located(name)
+        look = self._lister.listing_by_data if by_data else self._lister.listing
         try:
-            return await self._lister.listing(name, (await self.located(name)).ledgers, shared)
+            hot = await look(name, paths.ledgers, watch, lambda: self._cold_lister.names(paths, watch))
+        except NoNodeError as error:
+            raise log_not_found_error(name, error.path) from error
+        except CorruptDataError as error:
+            error.log = name
+            raise
+        return merged(hot, self._cold_lister, paths, validate_sequence=self._validate_sequence)
+
+    async def hot_segments(self, name: str) -> Segments:
+        """Return the segments on the log's own list, which its owner changes, as `segments` does: those that lie in
+        files alone are not among them."""
+        try:
+            return await self._lister.segments(name, (await self.located(name)).ledgers)
+        except NoNodeError as error:
+            raise log_not_found_error(name, error.path) from error
+
+    async def hot_listing(self, name: str) -> SegmentListing:
+        """Return the log's own list, which its owner changes, by names. Raises as `listing` does."""
+        try:
+            return await self._lister.listing(name, (await self.located(name)).ledgers)
         except NoNodeError as error:
             raise log_not_found_error(name, error.path) from error
 

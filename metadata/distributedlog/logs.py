@@ -11,6 +11,7 @@ With `L = NS/<log>` and `P = L/<default>`:
     P/sink-<sink id>       how far a Spark sink has published into this log (`metadata.distributedlog.sink_marks`)
     P/producers            which segments say something of producers (`metadata.distributedlog.producer_segments`)
     P/schema               what the log declares of its records (`metadata.distributedlog.record_schemas`)
+    P/cold                 which segments lie in files (`metadata.distributedlog.cold_units`)
 
 `maxtxid`, `ledgers` and `allocation` are only ever set with the version last seen: that is what stops a deposed owner
 (I7, docs/reference/znodes.md#highest-numbers). So each transaction takes the `LogState` it builds on and returns

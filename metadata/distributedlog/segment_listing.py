@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
+from metadata.distributedlog.cold_units import ColdLog
 from metadata.distributedlog.segments import (
     COMPLETED_PREFIX,
     IN_PROGRESS_PREFIX,
@@ -44,6 +45,25 @@ _READS_AT_ONCE: Final = 256
 _NUMBERED: Final = re.compile(rf"({IN_PROGRESS_PREFIX}|{COMPLETED_PREFIX})_(\d{{18,19}})")
 
 
+class ColdNames(NamedTuple):
+    """Which segments of a log lie in files, by the names of units alone?"""
+
+    log: ColdLog
+    stat: Stat
+    """That of `P/cold`, whose version counts the changes."""
+    units: tuple[tuple[int, int], ...]
+    """Numbers of the first and the last segment of each, ascending."""
+
+    def unit_of(self, lssn: int) -> tuple[int, int] | None:
+        """Return the unit that has the segment of this number; None where none has."""
+        index = bisect_right(self.units, lssn, key=lambda unit: unit[0]) - 1
+        return self.units[index] if index >= 0 and lssn <= self.units[index][1] else None
+
+
+Beside: TypeAlias = Callable[[], Awaitable[ColdNames | None]]
+"""Asks for what lies in files; None for a log that never had any."""
+
+
 class SegmentVanishedError(NotAppliedError):
     """A listed segment was completed, truncated or deleted before it was read: list again."""
 
@@ -54,6 +74,8 @@ class ListedSegment(NamedTuple):
     lssn: int
     in_progress: bool
     name: str
+    cold: bool = False
+    """True where it has left the log's own list: only its copy in a file is left (`cold_listing`)."""
 
 
 @dataclass(slots=True)
@@ -138,6 +160,7 @@ class SegmentListing:
         data: metadata that is known already.
         read: reads the metadata of others.
         stat: that of the segments' parent at the moment of the names.
+        cold: what was asked for beside the names (`SegmentLister.listing`).
     """
 
     def __init__(
@@ -148,9 +171,11 @@ class SegmentListing:
         read: Callable[[ListedSegment], Awaitable[SegmentMetadata]] | None = None,
         *,
         stat: Stat | None = None,
+        cold: ColdNames | None = None,
     ) -> None:
         """Hold what is known already."""
         self.log = log
+        self.cold = cold
         self.version = stat.version if stat is not None else -1
         """Data version of the segments' parent (`LogState.max_lssn`)."""
         self.creation = stat.czxid if stat is not None else -1
@@ -213,6 +238,15 @@ class SegmentListing:
         return first
 
 
+class _Names(NamedTuple):
+    segments: list[str]
+    data: dict[str, SegmentMetadata]
+    """What is kept of them and still right."""
+    stat: Stat
+    """Their parent's."""
+    cold: ColdNames | None
+
+
 class SegmentLister:
     """Which segments have a namespace's logs now? Lists them, and reads the ones that are not known yet.
 
@@ -237,16 +271,20 @@ class SegmentLister:
         self._validate_sequence = validate_sequence
         self._misnamed: set[str] = set()
 
-    async def listing(self, log: str, path: str, watch: Watcher | None = None) -> SegmentListing:
+    async def listing(
+        self, log: str, path: str, watch: Watcher | None = None, beside: Beside | None = None
+    ) -> SegmentListing:
         """Return the segments below `path`; `watch` fires once when one comes or goes.
 
-        Raises NoNodeError where the path does not exist, SegmentListError where a segment in the middle is missing.
+        `beside` is asked each time that names are asked for, right behind that request and in the same session, and the
+        listing has its answer: what it says is never older than the names. Raises NoNodeError where the path does not
+        exist, SegmentListError where a segment in the middle is missing.
         """
-        names, data, stat = await self._names(log, path, watch)
-        named = self._by_names(log, names)
+        names = await self._names(log, path, watch, beside)
+        named = self._by_names(log, names.segments)
         if named is None or (self._validate_sequence and _has_gap(named)):
-            return await self._by_data(log, path, watch)
-        return self._listing(log, path, named, data, stat)
+            return await self.listing_by_data(log, path, watch, beside)
+        return self._listing(log, path, named, names)
 
     async def segments(self, log: str, path: str, watch: Watcher | None = None) -> list[SegmentMetadata]:
         """Return all segments, read. A segment that keeps vanishing while it is read is left out. Raises as `listing`
@@ -257,7 +295,7 @@ class SegmentLister:
                 return await listing.read_all()
             except SegmentVanishedError:
                 continue
-        return (await self._read_in_order(log, path, watch))[0]
+        return (await self._read_in_order(log, path, watch, None))[0]
 
     # ------------------------------------------------------------------ by name
 
@@ -273,9 +311,7 @@ class SegmentLister:
             found.append(ListedSegment(int(parts[2]), parts[1] == IN_PROGRESS_PREFIX, name))
         return sorted(found, key=lambda one: (one.lssn, not one.in_progress))
 
-    def _listing(
-        self, log: str, path: str, listed: Sequence[ListedSegment], data: dict[str, SegmentMetadata], stat: Stat
-    ) -> SegmentListing:
+    def _listing(self, log: str, path: str, listed: Sequence[ListedSegment], names: _Names) -> SegmentListing:
         async def read(one: ListedSegment) -> SegmentMetadata:
             segment = await self._read(log, f"{path}/{one.name}")
             if segment is None:
@@ -283,30 +319,35 @@ class SegmentLister:
             if (segment.lssn, segment.in_progress) != (one.lssn, one.in_progress):
                 self._misnamed.add(log)
                 raise SegmentVanishedError("a segment's name and data disagree", log=log, path=f"{path}/{one.name}")
-            self._cache.keep(log, data, segment)
+            self._cache.keep(log, names.data, segment)
             return segment
 
-        return SegmentListing(log, listed, data, read, stat=stat)
+        return SegmentListing(log, listed, names.data, read, stat=names.stat, cold=names.cold)
 
     # ------------------------------------------------------------------ by data
 
-    async def _by_data(self, log: str, path: str, watch: Watcher | None) -> SegmentListing:
-        segments, stat = await self._read_in_order(log, path, watch)
+    async def listing_by_data(
+        self, log: str, path: str, watch: Watcher | None, beside: Beside | None
+    ) -> SegmentListing:
+        """Return what `listing` returns, all segments read: one that keeps vanishing meanwhile is left out."""
+        segments, names = await self._read_in_order(log, path, watch, beside)
         listed = [ListedSegment(s.lssn, s.in_progress, s.znode_name) for s in segments]
-        return SegmentListing(log, listed, {s.znode_name: s for s in segments}, stat=stat)
+        return SegmentListing(log, listed, {s.znode_name: s for s in segments}, stat=names.stat, cold=names.cold)
 
-    async def _read_in_order(self, log: str, path: str, watch: Watcher | None) -> tuple[list[SegmentMetadata], Stat]:
-        """Return the segments, and the stat of the listing they were read by."""
+    async def _read_in_order(
+        self, log: str, path: str, watch: Watcher | None, beside: Beside | None
+    ) -> tuple[list[SegmentMetadata], _Names]:
+        """Return the segments, and the names by which they were read."""
         for _ in range(RELISTS):
-            names, data, stat = await self._names(log, path, watch)
-            read = await asyncio.gather(*(self._read(log, f"{path}/{name}", data) for name in names))
+            names = await self._names(log, path, watch, beside)
+            read = await asyncio.gather(*(self._read(log, f"{path}/{name}", names.data) for name in names.segments))
             segments = order(segment for segment in read if segment is not None)
-            if len(segments) == len(names):
+            if len(segments) == len(names.segments):
                 break
         gap = gap_in(segments) if self._validate_sequence else None
-        if gap is not None and len(segments) < len(names):
+        if gap is not None and len(segments) < len(names.segments):
             # The writer rolls faster than we read. What lies before the gap is right, and the watch brings the rest.
-            return [segment for segment in segments if segment.lssn <= gap[0]], stat
+            return [segment for segment in segments if segment.lssn <= gap[0]], names
         if gap is not None:
             raise SegmentListError(
                 f"segment {gap[1]} follows segment {gap[0]}: one between them is missing",
@@ -314,18 +355,22 @@ class SegmentLister:
                 path=path,
                 advice="Was a segment deleted by hand? Only the oldest may go",
             )
-        return segments, stat
+        return segments, names
 
     # ------------------------------------------------------------------ requests
 
-    async def _names(
-        self, log: str, path: str, watch: Watcher | None
-    ) -> tuple[list[str], dict[str, SegmentMetadata], Stat]:
-        """Return the names of segments, what is kept of them and right, and their parent's stat."""
-        names, stat = await repeat(self._store, lambda: self._store.children(path, watch))
+    async def _names(self, log: str, path: str, watch: Watcher | None, beside: Beside | None) -> _Names:
+        async def ask() -> tuple[list[str], Stat, ColdNames | None]:
+            if beside is None:
+                return *(await self._store.children(path, watch)), None
+            # Sent in this order, and repeated together: a session's requests are answered in the order they are sent.
+            (names, stat), cold = await asyncio.gather(self._store.children(path, watch), beside())
+            return names, stat, cold
+
+        names, stat, cold = await repeat(self._store, ask)
         data = self._cache.refresh(log, frozenset(names), stat)
         segments = [name for name in names if name.startswith((IN_PROGRESS_PREFIX, COMPLETED_PREFIX))]
-        return segments, data, stat
+        return _Names(segments, data, stat, cold)
 
     async def _read(
         self, log: str, path: str, kept: dict[str, SegmentMetadata] | None = None

@@ -20,9 +20,12 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cmp_to_key
 from itertools import pairwise
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from metadata.foundation.errors import CorruptDataError, check
+
+if TYPE_CHECKING:
+    from metadata.distributedlog.cold_units import ColdPlace
 
 VERSION: Final = 5
 MINIMUM_VERSION: Final = 2
@@ -66,8 +69,8 @@ class SegmentMetadata:
     """Which part of a log is a segment, and in which ledger is it? Fields that only a completed one has keep their
     defaults in progress.
 
-    `name` is the znode's actual name where the value was read from one: old logs have other names. It takes no part in
-    comparisons.
+    `name` is the znode's actual name where the value was read from one: old logs have other names. `cold`: where its
+    copy in a file is; only readers' lists say it. Neither takes part in comparisons.
     """
 
     ledger_id: int
@@ -86,6 +89,7 @@ class SegmentMetadata:
     region: int = 0
     version: int = VERSION
     name: str | None = field(default=None, compare=False)
+    cold: ColdPlace | None = field(default=None, compare=False)
 
     @property
     def znode_name(self) -> str:

@@ -15,10 +15,10 @@ BOUNDS = {
     "open the log": (0, 0),
     "open a writer": (10, 10),
     "first write": (15, 6),
-    "open a reader, and read": (6, 6),
+    "open a reader, and read": (7, 7),
     "open a writer again": (11, 11),
     "write again": (6, 6),
-    "open a reader at a transaction id": (7, 7),
+    "open a reader at a transaction id": (9, 9),
 }
 """For a client's first log, and for a later one: by then it knows the cluster's layout and most nodes' addresses."""
 ONCE = ("create the log", "open a writer", "first write", "open a reader, and read", "open a writer again")

@@ -170,13 +170,25 @@ def test_a_worker_that_spark_hung_up_on_ends_without_a_word(kind: str, code: int
     assert (done.stdout.strip(), done.stderr) == (str(code), "")
 
 
-@pytest.mark.parametrize("work", ["reading", "writing"])
-@pytest.mark.parametrize("strict", [{}, {"PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1"}], ids=["lenient", "strict"])
-def test_a_planner_that_spark_hung_up_on_in_its_first_command_ends_without_a_word(
-    strict: dict[str, str], work: str
+LENIENT: dict[str, str] = {}
+STRICT = {"PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1"}
+PLANNER = "dlspark.spark.datasource"
+UNPICKLED = ("dlspark.spark.sink.writer", "dlspark.spark.source.readers", "dlspark.spark.metadata_tables.reader")
+"""Modules of what workers are given where they are given no data source: a commit's has a writer only."""
+
+
+@pytest.mark.parametrize(
+    ("ours", "work", "strict"),
+    [
+        *((PLANNER, work, strict) for work in ("reading", "writing") for strict in (LENIENT, STRICT)),
+        *((module, "writing", LENIENT) for module in UNPICKLED),
+    ],
+)
+def test_a_worker_of_sparks_own_daemon_that_spark_hung_up_on_in_its_first_command_ends_without_a_word(
+    ours: str, work: str, strict: dict[str, str]
 ) -> None:
-    """Spark plans in workers of its own daemon, which prints a trace where the last of a worker's answer is not taken:
-    it does so itself, or has the error end the worker."""
+    """Spark plans and commits in workers of its own daemon, which prints a trace where the last of a worker's answer is
+    not taken: it does so itself, or has the error end the worker."""
     with (
         tempfile.TemporaryDirectory() as place,  # the path of a socket has 107 characters at most
         subprocess.Popen(
@@ -185,6 +197,7 @@ def test_a_planner_that_spark_hung_up_on_in_its_first_command_ends_without_a_wor
                 **os.environ,
                 **strict,
                 "AT_WORK": work,
+                "OF_OURS": ours,
                 "PYTHONPATH": os.pathsep.join([str(SPARK_PROGRAMS), os.environ.get("PYTHONPATH", "")]),
                 "PYTHON_UNIX_DOMAIN_ENABLED": "true",
                 "PYTHON_WORKER_FACTORY_SOCK_DIR": place,

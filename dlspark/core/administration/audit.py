@@ -294,7 +294,7 @@ async def log_space(services: Services, names: Iterable[str], group: Callable[[s
 
     async def measure(name: str) -> None:
         try:
-            segments = await services.logs.segments(name)
+            segments = await services.logs.hot_segments(name)
         except CallerError:  # It has just been deleted.
             return
         space = found.setdefault(group(name), Space())

@@ -188,18 +188,31 @@ def _before(ends: IntArray, index: int) -> int:
 def _records(columns: _Columns, first: int, after: int) -> memoryview:
     """Return the bytes of records first..after-1, laid out one behind the other."""
     count = after - first
-    lengths = columns.lengths[first:after]
     headers = np.empty(count, RECORD_HEADER)
     headers["word"] = columns.words[first:after]
     headers["txid"] = columns.txids[first:after]
-    headers["length"] = lengths
+    headers["length"] = columns.lengths[first:after]
+    return lay_out(headers, columns.payloads.slice(first, count), columns.offsets[first : after + 1], columns.data)
+
+
+def lay_out(
+    headers: npt.NDArray[np.void], payloads: pa.Array, offsets: IntArray, data: npt.NDArray[np.uint8]
+) -> memoryview:
+    """Return the bytes of records, one of them at least, one behind the other.
+
+    Args:
+        headers: of type RECORD_HEADER, lengths included.
+        payloads: binary or large binary, without nulls; `data` are its bytes, and `offsets` where in them each payload
+            starts and the last one ends.
+    """
     opaque = headers.view(OPAQUE_HEADER)
+    lengths = np.diff(offsets)
     length = int(lengths[0])
     if (lengths == length).all():
-        start = int(columns.offsets[first])
-        return _equal_lengths(opaque, columns.data[start : start + count * length], length)
-    ends = columns.ends[first:after]
-    return _any_lengths(opaque, columns.payloads.slice(first, count), ends - ends[0])
+        start = int(offsets[0])
+        return _equal_lengths(opaque, data[start : start + len(headers) * length], length)
+    ends = np.cumsum(lengths + HEADER_BYTES)
+    return _any_lengths(opaque, payloads, ends - ends[0])
 
 
 def _equal_lengths(headers: npt.NDArray[np.void], data: npt.NDArray[np.uint8], length: int) -> memoryview:

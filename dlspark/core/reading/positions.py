@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
+from dlspark.core.reading.segment_ledger import SegmentLedger
 from dlspark.core.reading.segments import (
     Probes,
     SegmentReader,
@@ -67,7 +68,7 @@ class LogPositions:
 
     async def _open_segment(self, segment: SegmentMetadata, first_sequence_id: int) -> SegmentReader:
         settings = self._settings
-        ledger = await self._services.reading.ledgers.open(segment.ledger_id, password=settings.password, recover=False)
+        ledger = await SegmentLedger.open(self._services.reading, settings, self.name, segment)
         return SegmentReader(segment, ledger, self.probes, start_sequence_id=first_sequence_id, settings=settings)
 
     @asynccontextmanager
@@ -75,13 +76,13 @@ class LogPositions:
         self.probes.segments += 1
         try:
             reader = await self._open_segment(segment, first_sequence_id)
-        except NoNodeError as error:
-            # Purged, or recovered as empty, since it was listed: the list is read again.
-            raise SegmentVanishedError("a segment's ledger is gone", log=self.name) from error
-        try:
-            yield reader
-        finally:
-            await reader.close()
+            try:
+                yield reader
+            finally:
+                await reader.close()
+        except (NoNodeError, AlreadyTruncatedError) as error:
+            # Purged, or recovered as empty, or its cold file deleted, since it was listed: the list is read again.
+            raise SegmentVanishedError("a segment's data is gone", log=self.name) from error
 
     async def _ask(self, question: Callable[[SegmentListing], Awaitable[_T]]) -> _T:
         """Return the answer `question` finds in the list of segments. Raises LogNotFoundError."""

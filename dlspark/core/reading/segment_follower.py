@@ -1,12 +1,15 @@
 """`SegmentFollower`: fetches one segment's entries from an entry on, until its ledger is closed and all were fetched.
 
-It streams what is confirmed and long-polls for what is not: while nothing happens, the one long poll is the only
-request. The window of entries requested in advance begins small (`numPrefetchEntriesPerLogSegment`), so that a short
-look costs little, and doubles as long as all of it is used (up to `maxPrefetchEntriesPerLogSegment`).
+Where the entries are, in a ledger or in a cold file, and that they go from one to the other meanwhile, is known to
+`SegmentLedger` alone. Of a ledger, it streams what is confirmed and long-polls for what is not: while nothing happens,
+the one long poll is the only request. The window of entries requested in advance begins small
+(`numPrefetchEntriesPerLogSegment`), so that a short look costs little, and doubles as long as all of it is used (up to
+`maxPrefetchEntriesPerLogSegment`).
 
-Fault model: storage nodes may fail, and are then tried again for a while (GIVE_UP_S). An entry whose checksum is wrong
-is damaged for good only if every storage node was asked and none has a good copy; as long as one of them cannot be
-asked, the entry is waited for like any other. Bytes that fail their digest are never delivered (I12).
+Fault model: storage nodes, and the store of a file, may fail, and are then tried again for a while (GIVE_UP_S). An
+entry whose checksum is wrong is damaged for good only if every storage node was asked and none has a good copy; as long
+as one of them cannot be asked, the entry is waited for like any other. Bytes that fail their digest are never delivered
+(I12).
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.catalog import Measures
 from dlspark.core.metrics.meter import FetchMeasures
 from dlspark.core.metrics.structured_logging import about
+from dlspark.core.reading.segment_ledger import SegmentLedger
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import ReadError
+from dlspark.objects.errors import StoreRefusedError
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import (
     CallerError,
@@ -33,7 +38,6 @@ from metadata.foundation.errors import (
     NoNodeError,
 )
 from metadata.store import SessionState
-from storage_node.client.reader import LedgerReader
 from storage_node.errors import DigestError, NoSuchEntryError, NoSuchLedgerError, UnauthorizedAccessError
 from storage_node.protocol.digests import Entry
 from storage_node.protocol.striping import write_set
@@ -41,9 +45,9 @@ from storage_node.protocol.striping import write_set
 _log = logging.getLogger(__name__)
 
 GIVE_UP_S = 120.0
-"""How long storage nodes may fail a read before the reader fails."""
+"""How long storage nodes, or the store of a cold file, may fail a read before the reader fails."""
 
-_FINAL = (CallerError, CorruptDataError, InvariantViolation, UnauthorizedAccessError)
+_FINAL = (CallerError, CorruptDataError, InvariantViolation, UnauthorizedAccessError, StoreRefusedError)
 _LACKING = (NoSuchEntryError, NoSuchLedgerError)
 
 
@@ -102,7 +106,7 @@ class SegmentFollower:
         self._owner = owner
         self._segment = segment
         self._start_sequence_id = start_sequence_id
-        self._ledger: LedgerReader | None = None
+        self._ledger: SegmentLedger | None = None
         self._asked_for_lac = True  # Opening has asked.
         self._window = self._settings.prefetch_entries
         self._failures = 0
@@ -163,27 +167,27 @@ class SegmentFollower:
             await asyncio.sleep(0)
         return False
 
-    async def _open(self) -> LedgerReader:
+    async def _open(self) -> SegmentLedger:
         if self._ledger is None:
-            # Without recovery: reading must not fence the log's writer (I5).
-            self._ledger = await self._services.ledgers.open(
-                self._segment.ledger_id, password=self._settings.password, recover=False
-            )
+            self._ledger = await SegmentLedger.open(self._services, self._settings, self._owner.name, self._segment)
         return self._ledger
 
-    async def _fetch(self, ledger: LedgerReader) -> None:
-        """Stream what is confirmed, with a window that doubles each time two windows' entries were fetched."""
+    async def _fetch(self, ledger: SegmentLedger) -> None:
+        """Stream what is confirmed; of a ledger, with a window that doubles each time two windows' entries were
+        fetched."""
         end = ledger.last_add_confirmed
         while self.next_entry <= end:
             most = max(self._settings.prefetch_entries, self._settings.max_prefetch_entries)
             window = min(self._window, most)
-            last = end if window == most else min(end, self.next_entry + 2 * window - 1)
+            # A file is read ahead by its row groups, and in one go: each new beginning would fetch one for itself.
+            whole = window == most or ledger.cold is not None
+            last = end if whole else min(end, self.next_entry + 2 * window - 1)
             if not await self._stream(ledger, last, window):
                 return
             self._window = min(2 * window, most)
         self._asked_for_lac = False
 
-    async def _stream(self, ledger: LedgerReader, last: int, window: int) -> bool:
+    async def _stream(self, ledger: SegmentLedger, last: int, window: int) -> bool:
         """Fetch up to entry `last`; False if the segment is gone."""
         entries = ledger.entries(self.next_entry, last, window_entries=window)
         fetch = FetchMeasures(self._services.meter, self._owner.measures, self._owner.name, self._segment)
@@ -240,7 +244,9 @@ class SegmentFollower:
 
         A node that cannot be asked may have a good copy, so then the answer is False.
         """
-        ledger = await self._open()
+        ledger = (await self._open()).hot
+        if ledger is None:
+            return False  # It is read from a file by now, which checks its bytes itself.
         metadata = ledger.metadata
         bookies = metadata.ensemble_for(entry_id).bookies
         copies = self._services.ledgers.copies(ledger.ledger_id, metadata)
@@ -259,7 +265,7 @@ class SegmentFollower:
         return damaged > 0
 
     async def _wait_out(self, error: DistributedLogError) -> None:
-        """Pause after a failure of storage nodes; raise ReadError when it has lasted too long.
+        """Pause after a failure of storage nodes or a store; raise ReadError when it has lasted too long.
 
         A metadata session that was closed does not come back: its error is raised.
         """
@@ -273,7 +279,7 @@ class SegmentFollower:
             raise ReadError(
                 f"segment {self._segment.lssn} could not be read for {GIVE_UP_S:.0f} s: {error}",
                 dlsn=DLSN(self._segment.lssn, self.next_entry, 0),
-                advice="Open another reader at this position when the storage nodes are back",
+                advice="Open another reader at this position when the storage nodes are back, or the store of the file",
             ) from error
         if self._failures.bit_count() == 1:  # the first, second, fourth: eight lines in two minutes, and not hundreds
             _log.warning(
@@ -296,6 +302,6 @@ class SegmentFollower:
         )
 
     async def close(self) -> None:
-        """Close the ledger, where one was opened."""
+        """Close the segment, where it was opened."""
         if self._ledger is not None:
             await self._ledger.close()

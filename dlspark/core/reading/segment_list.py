@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
 from dlspark.core.metrics.structured_logging import about
+from dlspark.core.reading.segment_ledger import is_same
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from metadata.distributedlog.log_names import LogNotFoundError
@@ -143,10 +144,9 @@ class SegmentList:
         return await self.ask(question)
 
     async def find(self, segment: SegmentMetadata) -> SegmentMetadata | None:
-        """Return the present form of `segment`, None if it is gone. A number may be given again, so the ledger must
-        match."""
+        """Return the present form of `segment`, None if it is gone. A number may be given again, to another segment."""
         listed = await self.segment(segment.lssn)
-        return listed if listed is not None and listed.ledger_id == segment.ledger_id else None
+        return listed if listed is not None and is_same(listed, segment) else None
 
     def _on_event(self, event: WatchEvent) -> None:
         self.stale = True

@@ -1,7 +1,8 @@
 """`SegmentReader`: one segment's entries, and how a record is found among them by reading few.
 
-A storage node returns whole entries, often of some 256 KB, so the cost of a search is the entries that it reads.
-`Probes` counts them: a logarithm of a segment's entries, whatever the length of the log. Three questions are asked:
+Of a segment in a cold file the file's index answers (`ColdLedger`). Of one in its ledger: a storage node returns whole
+entries, often of some 256 KB, so the cost of a search is the entries that it reads. `Probes` counts them: a logarithm
+of a segment's entries, whatever the length of the log. Three questions are asked:
 
 * *The first record that reaches a value* (a transaction id, or a position). `EntrySearch`, which is pure, decides which
   entry to look at next; `SegmentReader` reads it, and at last walks over the records of the entry that was found.
@@ -23,16 +24,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_entry
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.codec.vector_decoding import EntrySummary, entry_summary
+from dlspark.core.reading.segment_ledger import SegmentLedger
 from dlspark.core.settings.settings import Settings
 from metadata.distributedlog.segment_listing import SegmentListing
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.foundation.errors import DistributedLogError
 from storage_node.client.reader import LedgerLocation, LedgerReader
 from storage_node.protocol.digests import Entry
+
+if TYPE_CHECKING:
+    from dlspark.core.cold.reading.cold_ledger import ColdLedger
+    from dlspark.core.cold.reading.locations import ColdLocation
 
 _MOST_AT_ONCE = 64
 """Truncated segments that are passed over at a time."""
@@ -57,7 +65,7 @@ class SegmentReader:
     def __init__(
         self,
         metadata: SegmentMetadata,
-        ledger: LedgerReader,
+        ledger: LedgerReader | SegmentLedger,
         probes: Probes | None = None,
         *,
         start_sequence_id: int | None = None,
@@ -91,7 +99,16 @@ class SegmentReader:
         """
         return not self.metadata.in_progress or (self.closed and self.lac >= 0)
 
-    async def location(self) -> LedgerLocation:
+    @property
+    def in_file(self) -> bool:
+        """True once its entries come out of a cold file, whose index answers searches."""
+        return self._cold is not None
+
+    @property
+    def _cold(self) -> ColdLedger | None:
+        return self._ledger.cold if isinstance(self._ledger, SegmentLedger) else None
+
+    async def location(self) -> LedgerLocation | ColdLocation:
         """Return where the entries are, for a task that reads them without a metadata store."""
         return await self._ledger.location()
 
@@ -138,20 +155,37 @@ class SegmentReader:
         return entry_summary(entry.payload, self.metadata.enveloped, DLSN(self.metadata.lssn, entry_id, 0))
 
     async def stored_bytes(self, entry_id: int) -> int:
-        """Return bytes of the ledger up to this entry, itself included, as it says (one replica; it was checked)."""
-        return (await self._read(entry_id)).length
+        """Return bytes of the ledger up to this entry, itself included, as it says (one replica; it was checked).
+
+        Of a segment in a cold file they are reckoned: in proportion to records.
+        """
+        if (cold := self._cold) is not None:
+            return cold.stored_to(entry_id)
+        length = (await self._read(entry_id)).length
+        # Its ledger may have gone under this very read: an entry out of a file knows no length of its own.
+        return length if (cold := self._cold) is None else cold.stored_to(entry_id)
 
     async def locate_txid(self, txid: int) -> tuple[int, int] | None:
         """Return (entry, slot) of the first record with a transaction id of `txid` or above; None if there is none.
 
         It may be a control record, or the end of stream (whose id is above all): a reader that begins there skips them.
         """
+        while isinstance(self._ledger, SegmentLedger) and (cold := self._ledger.cold) is not None:
+            try:
+                return await cold.locate_txid(txid)
+            except DistributedLogError as error:
+                await self._ledger.go_on_elsewhere(0, cold, error)
         segment = self.metadata
         high = None if segment.in_progress else segment.last_txid
         return await self._locate(lambda record: record.txid, txid, segment.first_txid, high)
 
     async def locate_position(self, position: int) -> tuple[int, int] | None:
         """Return (entry, slot) of the segment's `position`-th user record, counted from 1; None if there is none."""
+        while isinstance(self._ledger, SegmentLedger) and (cold := self._ledger.cold) is not None:
+            try:
+                return await cold.locate_position(position)
+            except DistributedLogError as error:
+                await self._ledger.go_on_elsewhere(0, cold, error)
         high = None if self.metadata.in_progress else self.metadata.record_count
         return await self._locate(lambda record: record.last_position, position, 1, high)
 

@@ -1,7 +1,7 @@
 """`Settings`: upstream's configuration keys, those that mean something here.
 
-The settings stand in groups (`cluster`, `writing`, `reading`, `operations`): a field, its upstream key, what it means,
-and whether one log may override it. conf/distributedlog.conf and docs/settings/logs.md are made from them.
+The settings stand in groups (`cluster`, `writing`, `cold`, `reading`, `operations`): a field, its upstream key, what it
+means, and whether one log may override it. conf/distributedlog.conf and docs/settings/logs.md are made from them.
 
 Values come, later ones over earlier ones, from: the defaults; a properties file (`DLSPARK_CONF` or `from_properties`);
 environment variables `DLSPARK_SET_<key>`, e.g. `DLSPARK_SET_writerOutputBufferSize=0`; options of the interpreter, as
@@ -30,6 +30,7 @@ from dlspark.core.settings.cluster import (
     PlacementKeys,
     ZooKeeperKeys,
 )
+from dlspark.core.settings.cold import ColdKeys
 from dlspark.core.settings.log_setting import LogSetting
 from dlspark.core.settings.operations import (
     ConfigurationKeys,
@@ -70,6 +71,7 @@ BookKeeper's default, 0, leaves the last entry of a quiet ledger invisible until
 class Settings(
     ObservabilityKeys,
     ReaderKeys,
+    ColdKeys,
     RetentionKeys,
     WriterKeys,
     AllocatorKeys,
@@ -104,6 +106,7 @@ class Settings(
             )
         self._check_placement()
         self._check_segments()
+        self._check_cold()
         provider_kind(self.feature_provider)
         stream_converter(self.stream_config_router, "streamConfigRouterClass")
         if self.ledger_client:

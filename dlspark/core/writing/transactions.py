@@ -174,7 +174,7 @@ class OwnersTransactions:
         async def read() -> Found:
             # Or a server that lags behind would show the state before our own transaction.
             await self._services.store.sync(path)
-            return Found(await logs.open(self._name), tuple(await logs.segments(self._name)))
+            return Found(await logs.open(self._name), tuple(await logs.hot_segments(self._name)))
 
         try:
             return await self.retried(read)

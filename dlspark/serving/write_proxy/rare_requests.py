@@ -255,7 +255,7 @@ async def read_ahead(namespace: AsyncNamespace, stream: str) -> None:
     services = namespace.services
     try:
         await asyncio.gather(
-            services.logs.segments(stream),
+            services.logs.hot_segments(stream),
             services.ledger_store.reserve_id(),
             services.ledgers.bookies.writable(),
         )

@@ -12,9 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+
+from pyspark.sql.datasource import Filter
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
@@ -79,6 +82,21 @@ class FolderWatch:
     async def close(self) -> None:
         """End the watch."""
         await end_tasks([self._watch])
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedReads:
+    """Which columns does a plan read?
+
+    Args:
+        frame: the frame's.
+        declared: what its log declares, where they are the log's own.
+        hints: filters on these, which Spark sees to itself.
+    """
+
+    frame: FrameColumns
+    declared: DeclaredColumns | None = None
+    hints: Sequence[Filter] = ()
 
 
 class SourceDriver:
@@ -402,10 +420,18 @@ class SourceDriver:
         return found
 
     async def plan(
-        self, start: Offsets, end: Offsets, bounds: Bounds | None = None, take: Take | None = None
+        self,
+        start: Offsets,
+        end: Offsets,
+        bounds: Bounds | None = None,
+        take: Take | None = None,
+        reads: PlannedReads | None = None,
     ) -> list[Partition]:
         """Return the partitions from `start` to before `end`, from these alone: nothing that was asked before
-        matters."""
+        matters. Of cold files columns are read as `reads` says; None: entries, as of ledgers.
+
+        Raises what planning the spans raises, and what reading footers of cold files does.
+        """
         wanted = start.moved(end)
         found = await self.views() if wanted else {}
         for log in wanted:
@@ -423,12 +449,29 @@ class SourceDriver:
             return spans
 
         spans = await outlast(self.client_settings.outage_wait_ms, served)
+        # Tasks that ask read proxies reach nothing else.
+        if reads is not None and self.query.proxies is None and any(span.is_cold for span in spans):
+            spans = await self._columns_of_files(spans, reads)
         return partitions(
             spans,
             min_partitions=self.query.min_partitions,
             max_bytes=self.query.max_bytes_per_partition,
             max_records=self.query.max_records_per_partition,
         )
+
+    async def _columns_of_files(self, spans: list[SegmentSpan], reads: PlannedReads) -> list[SegmentSpan]:
+        """Return spans, those of cold files as their columns where these give what is read."""
+        from dlspark.spark.source.cold_plan import (  # pyarrow.parquet takes a while to load
+            RowGroupPlanner,
+            wanted_columns,
+        )
+
+        wanted = wanted_columns(reads.frame, reads.declared, reads.hints)
+        plan = RowGroupPlanner(wanted, self.client_settings.outage_wait_ms / 1000)
+        try:
+            return await plan.spans(spans)
+        finally:
+            await plan.close()
 
     async def range(
         self, view: DriverLogView, start: Offsets, end: Offsets, bounds: Bounds | None

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import EntrySummary
+from dlspark.core.cold.reading.locations import ColdLocation
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.writing.transitions import lssn_without_segments
@@ -22,7 +23,7 @@ from dlspark.spark.source.planning import SegmentSpan
 from dlspark.spark.source.segment_records import SegmentRecords
 from metadata.bookkeeper.ledger_metadata import LedgerState
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
-from metadata.foundation.errors import InvariantViolation, check
+from metadata.foundation.errors import InvariantViolation, NoNodeError, check
 from metadata.foundation.tasks import end_tasks
 from metadata.store import WatchEvent
 from storage_node.client.reader import LedgerLocation, ReplicaReader
@@ -231,11 +232,14 @@ class DriverLogView:
         return await self._records.entry(segment, entry_id)
 
     async def stored(self, segment: SegmentMetadata) -> tuple[int, int]:
-        """Return bytes and entries of a segment's ledger; of the one in progress up to its present LAC."""
+        """Return bytes and entries of a segment's ledger: of the one in progress up to its present LAC, of a cold one
+        as they were."""
         if segment.in_progress:
             reader = await self._records.reader(segment)
             last = reader.lac
             return (await reader.stored_bytes(last) if last >= 0 else 0), last + 1
+        if segment.cold is not None and not segment.cold.listed:
+            return segment.cold.ledger_bytes, segment.last_entry + 1
         found = self._sizes.get(segment.ledger_id)
         if found is None:
             ledger = (await self._namespace.services.ledger_store.read(segment.ledger_id)).value
@@ -284,8 +288,6 @@ class DriverLogView:
         async with limit:
             location = await self._location(segment)
         whole = stop.slot_id == 0
-        metadata = location.metadata
-        entries = metadata.last_entry + 1
         return SegmentSpan(
             log=self.name,
             lssn=segment.lssn,
@@ -296,18 +298,27 @@ class DriverLogView:
             end_slot=None if whole else stop.slot_id,
             start_sequence_id=self._start_sequence_id(segment),
             enveloped=segment.enveloped,
-            entry_bytes=metadata.length // entries if entries > 0 else UNKNOWN_ENTRY_BYTES,
+            entry_bytes=_entry_bytes(location) or UNKNOWN_ENTRY_BYTES,
+            cold=None if segment.cold is None else ColdLocation.of(segment),
         )
 
-    async def _location(self, segment: SegmentMetadata) -> LedgerLocation:
+    async def _location(self, segment: SegmentMetadata) -> LedgerLocation | ColdLocation:
         """Return where the entries are. For an open ledger it is read each time: its last fragment may have moved
         (D12).
 
         It is also read again if a node was away when the ledger was located: that node may be the only one left by now.
         """
+        if segment.cold is not None and not segment.cold.listed:
+            return ColdLocation.of(segment)
         found = self._locations.get(segment.ledger_id)
         if found is None:
-            found = await self._namespace.ledgers.locate(segment.ledger_id)
+            try:
+                found = await self._namespace.ledgers.locate(segment.ledger_id)
+            except NoNodeError:
+                # Java's retention deletes a ledger before the segment's znode; the file has it by then.
+                if segment.cold is None:
+                    raise
+                return ColdLocation.of(segment)
             # Only what cannot change any more is kept.
             if found.metadata.state is LedgerState.CLOSED and found.complete:
                 self._locations[segment.ledger_id] = found
@@ -403,6 +414,14 @@ class DriverLogView:
                 return
             # From the last entry looked at: what was committed meanwhile is known to the reader, and not looked at.
             await reader.poll(tail.scanned - 1, LONG_POLL_MS)
+
+
+def _entry_bytes(location: LedgerLocation | ColdLocation) -> int:
+    """Return about the bytes of an entry; 0 where that is not known."""
+    if isinstance(location, ColdLocation):
+        return location.entry_bytes
+    entries = location.metadata.last_entry + 1
+    return location.metadata.length // entries if entries > 0 else 0
 
 
 def _first_position(segment: SegmentMetadata) -> DLSN:

@@ -1,9 +1,9 @@
 """The spans of each log that a plan reads: what filters and a limit leave of them, and whether storage nodes have it.
 
 Positions of the query that are not there any more are data loss (I8), which `data_loss` decides about. An entry that is
-there needs one living node of its write set. Which nodes live is known from their registrations, which may lag behind;
-so where registrations say that an entry has no node left, that entry is read before the query is refused, by an error
-that names the nodes.
+there needs one living node of its write set, unless its segment has a cold file. Which nodes live is known from their
+registrations, which may lag behind; so where registrations say that an entry has no node left, that entry is read
+before the query is refused, by an error that names the nodes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.errors import AlreadyTruncatedError
 from dlspark.spark.errors import OptionError, UnreachableEndDataLossError
 from dlspark.spark.source.data_loss import DataLossPolicy
 from dlspark.spark.source.driver_log_view import DriverLogView
@@ -23,7 +24,7 @@ from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.planning import SegmentSpan, clip, cut
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import CorruptDataError, NoNodeError, NotAppliedError
-from storage_node.client.reader import ReplicaReader
+from storage_node.client.reader import LedgerLocation, ReplicaReader
 from storage_node.errors import NotEnoughBookiesError
 
 
@@ -58,7 +59,7 @@ class LogSpans:
         DataLossError, where a position is gone and `failOnDataLoss` is set."""
         try:
             return await self._spans_now(view, start, end, bounds, take)
-        except NoNodeError:
+        except (NoNodeError, AlreadyTruncatedError):
             # A segment was deleted after it was listed: the list as it is now shows what is lost by that (I8).
             view.look_again()
             await view.latest()
@@ -147,21 +148,21 @@ async def _pieces(view: DriverLogView, span: SegmentSpan, most: int) -> list[Seg
 
 
 async def check_live_replicas(namespace: AsyncNamespace, spans: Iterable[SegmentSpan]) -> None:
-    """Raise NotEnoughBookiesError if some entry of `spans` has no node that answers."""
-    spans = list(spans)
-    if not spans:
+    """Raise NotEnoughBookiesError if some entry of `spans` has no node that answers, and no cold file either."""
+    hot = [(span, ledger) for span in spans if (ledger := span.hot) is not None and span.cold is None]
+    if not hot:
         return
     # Read-only nodes serve reads as well.
     registry = namespace.ledgers.bookies
     writable, readonly = await asyncio.gather(registry.writable(), registry.readonly())
     living = {address.bookie_id for address in [*writable, *readonly]}
     probed: set[tuple[int, int]] = set()
-    for span in spans:
-        for entry_id in entries_without_replica(span.ledger.metadata, span.first_entry, span.last_entry, living):
+    for span, ledger in hot:
+        for entry_id in entries_without_replica(ledger.metadata, span.first_entry, span.last_entry, living):
             # Spans that were cut within an entry share it: it is read once.
-            if (span.ledger.ledger_id, entry_id) not in probed:
-                probed.add((span.ledger.ledger_id, entry_id))
-                await _probe(namespace, span, entry_id, living)
+            if (ledger.ledger_id, entry_id) not in probed:
+                probed.add((ledger.ledger_id, entry_id))
+                await _probe(namespace, span.log, ledger, entry_id, living)
 
 
 def entries_without_replica(metadata: LedgerMetadata, first: int, last: int, living: set[str]) -> list[int]:
@@ -179,21 +180,21 @@ def entries_without_replica(metadata: LedgerMetadata, first: int, last: int, liv
     return found
 
 
-async def _probe(namespace: AsyncNamespace, span: SegmentSpan, entry_id: int, living: set[str]) -> None:
+async def _probe(namespace: AsyncNamespace, log: str, ledger: LedgerLocation, entry_id: int, living: set[str]) -> None:
     # No waiting here: a caller that waits for nodes to come back makes the whole plan again, with their new addresses.
     reader = ReplicaReader(settings=replace(namespace.ledgers.settings, outage_wait_ms=0))
     try:
-        async for _ in reader.entries(span.ledger, entry_id, entry_id):
+        async for _ in reader.entries(ledger, entry_id, entry_id):
             return
     except CorruptDataError:
         raise
     except NotAppliedError as error:
-        nodes = sorted({node for ensemble in span.ledger.metadata.ensembles for node in ensemble.bookies} - living)
+        nodes = sorted({node for ensemble in ledger.metadata.ensembles for node in ensemble.bookies} - living)
         raise NotEnoughBookiesError(
             f"No storage node that has the entry answers; not running: {', '.join(nodes)}; nothing was read",
             advice="Start these storage nodes again (`dlspark sandbox status`, `dlspark bookie`), then the query",
-            log=span.log,
-            ledger_id=span.ledger.ledger_id,
+            log=log,
+            ledger_id=ledger.ledger_id,
             entry_id=entry_id,
         ) from error
     finally:

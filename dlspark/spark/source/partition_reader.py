@@ -4,6 +4,8 @@ A task needs no ZooKeeper session: its partition carries ledger metadata and the
 read proxies where the query goes through them (`proxy_entries`). One chunk of entries is fetched in the background
 while the one before it is decoded and handed to Spark, so two at most are in memory.
 
+A segment that is cold is read from its file: the partition carries the file's address as well.
+
 Fault model: what entries come from may be slow, down or damaged (`span_entries`). An entry that cannot be had fails the
 task with the entry's position; Spark may run the task again. What the task yields depends on its partition alone, so a
 second attempt yields the same rows. Entries that were deleted after the plan was made are data
@@ -21,6 +23,8 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +36,7 @@ from dlspark.errors import PositionGapError
 from dlspark.spark.source.frame_columns import PackedDeclaration
 from dlspark.spark.source.planning import Partition, SegmentSpan
 from dlspark.spark.source.schema import ColumnNames
-from dlspark.spark.source.span_entries import SHARED_READERS, ReplicaEntries, SpanEntries
+from dlspark.spark.source.span_entries import SHARED_READERS, SpanEntries, StoredEntries, cold_files_hold
 from metadata.foundation.tasks import end_tasks
 from storage_node.settings.client import ClientSettings
 
@@ -72,6 +76,12 @@ class LogPartition(InputPartition):
         self.declared = declared
         """What the log declares, of whose columns the frame has some; None: the frame has columns of records."""
 
+    def by_way(self) -> Iterator[tuple[LogPartition, bool]]:
+        """Yield its spans in order, those that are read one way together: each with whether columns of cold files
+        are read, or entries."""
+        for columns, spans in groupby(self.spans, lambda span: span.cold_rows is not None):
+            yield LogPartition(tuple(spans), self.client_settings, self.proxies, declared=self.declared), columns
+
     def __repr__(self) -> str:
         ranges = ", ".join(
             f"{s.log} {s.lssn}:{s.first_entry}:{s.first_slot} to {s.last_entry}:{s.end_slot or ''}" for s in self.spans
@@ -83,13 +93,16 @@ def hosts_of(spans: Partition) -> list[str]:
     """Return the hosts that have most of what `spans` read, as their storage nodes registered; `MAX_HOSTS` at most."""
     stored: Counter[str] = Counter()
     for span in spans:
-        ensembles = span.ledger.metadata.ensembles
+        ledger = span.hot
+        if ledger is None:
+            continue  # a cold file is as far from one host as from the other
+        ensembles = ledger.metadata.ensembles
         for ensemble, following in zip(ensembles, [*ensembles[1:], None], strict=True):
             last = span.last_entry if following is None else min(span.last_entry, following.first_entry - 1)
             entries = last - max(span.first_entry, ensemble.first_entry) + 1
             for bookie in ensemble.bookies if entries > 0 else ():
-                if bookie in span.ledger.addresses:
-                    stored[span.ledger.addresses[bookie][0]] += entries * max(1, span.entry_bytes)
+                if bookie in ledger.addresses:
+                    stored[ledger.addresses[bookie][0]] += entries * max(1, span.entry_bytes)
     return [host for host, _ in stored.most_common(MAX_HOSTS)]
 
 
@@ -100,8 +113,8 @@ class _Chunk:
 
 
 def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the columns `names` of a partition's records as record batches. A partition without spans is an empty
-    read."""
+    """Yield the columns `names` of a partition's records as record batches, from their entries. A partition without
+    spans is an empty read."""
     for rows, log in read_records(partition):
         yield from record_batches(rows, log, names)
 
@@ -124,7 +137,9 @@ def read_records(partition: InputPartition) -> Iterator[tuple[DecodedBatch, str]
 def _entries_for(partition: LogPartition, runtime: Runtime) -> SpanEntries:
     """Return where a partition is read from. Called on the runtime's loop."""
     if not partition.proxies:
-        return ReplicaEntries(SHARED_READERS.get(runtime, partition.client_settings))
+        settings = partition.client_settings
+        reader = SHARED_READERS.get(runtime, settings)
+        return StoredEntries(reader, partial(cold_files_hold, runtime), settings.outage_wait_ms / 1000)
     # Imported late: most tasks read storage nodes.
     from dlspark.spark.source.proxy_entries import SHARED_PROXIES, ProxyEntries
 

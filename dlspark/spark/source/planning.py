@@ -3,6 +3,9 @@
 A `SegmentSpan` is what one segment contributes to a read: entries and the slots at its two ends, and all that a task
 needs to fetch them without ZooKeeper. Large spans are split between entries, small neighbours share a partition,
 because a partition costs a Spark task and a log written by many small batches has many small segments.
+
+Where a cold file's columns give the rows (`cold_plan`), a span is what one row group has of them: it is read as one,
+and weighs what the columns weigh that are read.
 """
 
 from __future__ import annotations
@@ -13,9 +16,28 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.cold.reading.locations import ColdLocation
 
 if TYPE_CHECKING:
     from storage_node.client.reader import LedgerLocation
+
+
+@dataclass(frozen=True, slots=True)
+class ColdRows:
+    """Which rows of a cold file are a span's, where their columns are read in place of entries?
+
+    Args:
+        group: the number of their row group.
+        first: the first of them, counted in the row group; of the span's first entry those before its first slot are
+            among them, and of the last one those from its end slot on.
+        count: how many they are.
+        bytes: what the columns weigh that are read of them.
+    """
+
+    group: int
+    first: int
+    count: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +47,15 @@ class SegmentSpan:
     Entries `first_entry` to `last_entry`, both included; of the first the slots from `first_slot` on, of the last those
     below `end_slot` (None: all). `entry_bytes` estimates the stored size of an entry. `records` is the most records
     that it can have, or 0 if no limit of records was asked for.
+
+    `ledger` says where the entries are to be read: from storage nodes, or from a cold file where the ledger is gone.
+    `cold` is the file that has the segment, also while its ledger is there: a task goes on in it when the ledger goes
+    after the plan was made. `cold_rows`: what is read of that file's columns; None: entries are read.
     """
 
     log: str
     lssn: int
-    ledger: LedgerLocation
+    ledger: LedgerLocation | ColdLocation
     first_entry: int
     first_slot: int
     last_entry: int
@@ -38,6 +64,18 @@ class SegmentSpan:
     enveloped: bool
     entry_bytes: int
     records: int = 0
+    cold: ColdLocation | None = None
+    cold_rows: ColdRows | None = None
+
+    @property
+    def hot(self) -> LedgerLocation | None:
+        """Where storage nodes have it; None where it is read from its cold file alone."""
+        return None if isinstance(self.ledger, ColdLocation) else self.ledger
+
+    @property
+    def is_cold(self) -> bool:
+        """True where it is read from its cold file alone."""
+        return self.hot is None
 
     @property
     def start(self) -> DLSN:
@@ -55,16 +93,21 @@ class SegmentSpan:
         return self.last_entry - self.first_entry + 1
 
     @property
+    def pieces(self) -> int:
+        """Into how many pieces it can be cut here: entries, or one where rows of a cold file are read."""
+        return self.entries if self.cold_rows is None else 1
+
+    @property
     def bytes(self) -> int:
-        """The estimated stored bytes of its entries."""
-        return self.entries * _entry_bytes(self)
+        """The estimated stored bytes of its entries, or of the columns that are read in place of them."""
+        return self.pieces * _piece_bytes(self)
 
 
 Partition = tuple[SegmentSpan, ...]
 
 
-def _entry_bytes(span: SegmentSpan) -> int:
-    return max(1, span.entry_bytes)
+def _piece_bytes(span: SegmentSpan) -> int:
+    return max(1, span.entry_bytes if span.cold_rows is None else span.cold_rows.bytes)
 
 
 def _behind(span: SegmentSpan) -> tuple[int, int]:
@@ -112,7 +155,7 @@ def partitions(
     share = -(-sum(span.bytes for span in spans) // wanted)
     # A partition that takes no further entry of the largest kind has its share: so they are `wanted` at most, but for
     # limits of records, which may close one before.
-    even = _pack(spans, min(max_bytes, share + max(map(_entry_bytes, spans), default=1) - 1), max_records)
+    even = _pack(spans, min(max_bytes, share + max(map(_piece_bytes, spans), default=1) - 1), max_records)
     packed = even if len(even) <= wanted else needed
     return [tuple(group) for group in _split_further(packed, min_partitions)]
 
@@ -125,21 +168,21 @@ def _pack(spans: Sequence[SegmentSpan], max_bytes: int, max_records: int | None)
         rest: SegmentSpan | None = span
         while rest is not None:
             open_ = bool(packed) and (max_records is None or rest.records <= more)
-            if not open_ or room < _entry_bytes(rest):
+            if not open_ or room < _piece_bytes(rest):
                 packed.append([])
                 room, more = max_bytes, max_records or 0
-            part, rest = _divided(rest, max(1, room // _entry_bytes(rest)))
+            part, rest = _divided(rest, max(1, room // _piece_bytes(rest)))
             packed[-1].append(part)
             room -= part.bytes
             more -= part.records
     return packed
 
 
-def _divided(span: SegmentSpan, entries: int) -> tuple[SegmentSpan, SegmentSpan | None]:
-    """Return the first `entries` entries of a span, and what is left of it: None if that is nothing."""
-    if entries >= span.entries:
+def _divided(span: SegmentSpan, pieces: int) -> tuple[SegmentSpan, SegmentSpan | None]:
+    """Return the first `pieces` entries of a span, and what is left of it: None if that is nothing."""
+    if pieces >= span.pieces:
         return span, None
-    at = span.first_entry + entries
+    at = span.first_entry + pieces
     return replace(span, last_entry=at - 1, end_slot=None), replace(span, first_entry=at, first_slot=0)
 
 
@@ -149,7 +192,7 @@ def _split_further(packed: list[list[SegmentSpan]], wanted: int) -> list[list[Se
     settled: list[tuple[tuple[int, ...], list[SegmentSpan]]] = []
 
     def settle(at: tuple[int, ...], group: list[SegmentSpan]) -> None:
-        if sum(span.entries for span in group) > 1:
+        if sum(span.pieces for span in group) > 1:
             heappush(divisible, (-sum(span.bytes for span in group), at, group))
         else:
             settled.append((at, group))
@@ -171,8 +214,8 @@ def _halves(group: Sequence[SegmentSpan]) -> list[list[SegmentSpan]]:
     room = sum(span.bytes for span in group) // 2
     for span in group:
         rest: SegmentSpan | None = span
-        if not right and (not left or room >= _entry_bytes(span)):
-            part, rest = _divided(span, max(1, room // _entry_bytes(span)))
+        if not right and (not left or room >= _piece_bytes(span)):
+            part, rest = _divided(span, max(1, room // _piece_bytes(span)))
             left.append(part)
             room -= part.bytes
         if rest is not None:

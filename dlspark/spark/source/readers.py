@@ -47,7 +47,7 @@ from dlspark.core.runtime import Runtime
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.schema_version import SchemaVersion
 from dlspark.spark.source.filters import Bounds
-from dlspark.spark.source.frame_columns import FrameColumns, PackedDeclaration
+from dlspark.spark.source.frame_columns import FrameColumns
 from dlspark.spark.source.kept_plan import KeptPartition, KeptPlan, kept_partitions, later_records
 from dlspark.spark.source.offsets import BEHIND, Offsets, StoredOffset
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
@@ -57,6 +57,7 @@ from dlspark.spark.worker_daemon import begin_use, without_traceback
 from metadata.foundation.errors import DistributedLogError, check
 
 if TYPE_CHECKING:
+    from dlspark.spark.source.declared_columns import DeclaredColumns
     from dlspark.spark.source.driver import SourceDriver
     from dlspark.spark.source.log_spans import Take
 
@@ -133,7 +134,8 @@ class BatchReader(DataSourceReader):
             runtime.close()
 
     async def _plan(self) -> list[LogPartition]:
-        from dlspark.spark.source.driver import SourceDriver  # not needed, and not loaded, where tasks run
+        # Not needed, and not loaded, where tasks run.
+        from dlspark.spark.source.driver import PlannedReads, SourceDriver
 
         query, seen, bounds, take = self._query, self._seen or {}, self._bounds, self._take
         snapshot = QuerySnapshot.of(seen, query.uri)
@@ -144,7 +146,8 @@ class BatchReader(DataSourceReader):
             declared = await driver.declared(self._frame)
             if declared is not None:
                 bounds, take = declared.bounds(self._hints), declared.take(take)
-            planned = await driver.plan(start, end, bounds, take)
+            reads = PlannedReads(self._frame, declared, self._hints)
+            planned = await driver.plan(start, end, bounds, take, reads)
             proxies, settings = await driver.read_proxies(), driver.client_settings
         finally:
             await driver.close()
@@ -176,10 +179,21 @@ class BatchReader(DataSourceReader):
 def _read(partition: InputPartition, frame: FrameColumns) -> Iterator[pa.RecordBatch]:
     """Return in a task: what a frame has of a partition."""
     if not isinstance(partition, LogPartition) or partition.declared is None:
-        return read_partition(partition, frame.names or ())
+        return _read_of_records(partition, frame.names or ())
     from dlspark.spark.source.typed_records import read_typed  # most tasks need none of it
 
     return read_typed(partition, frame.schema)
+
+
+def _read_of_records(partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield in a task: columns of records, from entries and from columns of cold files as the plan says."""
+    for part, columns in partition.by_way() if isinstance(partition, LogPartition) else ():
+        if columns:
+            from dlspark.spark.source.cold_columns import read_cold_records  # pyarrow.parquet takes a while to load
+
+            yield from read_cold_records(part, names)
+        else:
+            yield from read_partition(part, names)
 
 
 @without_traceback
@@ -296,19 +310,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = Offsets(until.begin)
         if not begin.moved(until):
             return []
-        driver = self._opened()
-        planned, proxies = self._run(driver.plan(begin, until)), self._run(driver.read_proxies())
-        declared = self._declared(driver) if planned else None
-        return [LogPartition(spans, driver.client_settings, proxies, declared=declared) for spans in planned]
+        from dlspark.spark.source.driver import PlannedReads  # as `_opened`
 
-    def _declared(self, driver: SourceDriver) -> PackedDeclaration | None:
+        driver = self._opened()
+        declared = self._declared(driver)
+        planned = self._run(driver.plan(begin, until, reads=PlannedReads(self._frame, declared)))
+        proxies = self._run(driver.read_proxies())
+        for_tasks = None if declared is None else declared.packed
+        return [LogPartition(spans, driver.client_settings, proxies, declared=for_tasks) for spans in planned]
+
+    def _declared(self, driver: SourceDriver) -> DeclaredColumns | None:
         """Return what the log declares by now; the columns stay those of the version that the query began with."""
         if self._frame.log is None:
             return None
         found = self._run(driver.declared(self._frame))
         # What `schema(...)` gave says no version: the first plan finds it.
         self._frame = self._frame.of_version(None if found is None else found.version)
-        return None if found is None else found.packed
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return in a task: the partition's records."""

@@ -16,7 +16,7 @@ from dlspark.core.log import AsyncLog
 from dlspark.core.reading.segments import EntrySearch, SegmentReader, proportional
 from dlspark.spark.errors import OptionError
 from metadata.distributedlog.segments import SegmentMetadata
-from metadata.foundation.errors import check
+from metadata.foundation.errors import check, present
 
 _MAX_REMEMBERED = 256
 _MAX_SUMMARIES = 4096
@@ -112,6 +112,9 @@ class SegmentRecords:
     async def located(self, segment: SegmentMetadata, position: int) -> tuple[int, int]:
         """Return entry and slot of a user record that is known to exist, by its number in the segment."""
         reader = await self.reader(segment)
+        if reader.in_file:
+            place = await reader.locate_position(position)
+            return present(place, f"record {position} of a segment is not in its cold file", log=self._log.name)
         search = EntrySearch(reader.lac + 1)
         guess = proportional(reader.lac + 1, position, 1, self._counted_last(segment))
         if guess is not None:

@@ -1,26 +1,36 @@
-"""`SpanEntries`: where a task gets the entries of its spans from. From storage nodes (`ReplicaEntries`), as a rule;
-`proxy_entries` is the other way.
+"""`SpanEntries`: where a task gets the entries of its spans from. From where they are stored (`StoredEntries`), as a
+rule: storage nodes, or the cold file of a segment; `proxy_entries` is the other way.
 
 Whatever the way, a span gives exactly its entries, each once and in order, or raises: columns are made of what comes
 without another look at whether something is missing between two entries.
 
 Fault model: a storage node may be slow, down or answer with a damaged entry: `ReplicaReader` asks the next replica. An
-entry that no replica can give fails the task with the entry's position.
+entry that no replica can give is read from the segment's cold file, if the plan names one, which is how a task goes on
+whose segment lost its ledger after the plan was made; else it fails the task with its position. A store of files that
+is out of reach is waited for as storage nodes are (`outageTimeout`); a file that is gone fails the task.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
+from dlspark.core.cold.reading.locations import ColdLocation
 from dlspark.core.runtime import Runtime
+from dlspark.objects.errors import ObjectNotFoundError
 from dlspark.spark.errors import TruncatedDataLossError
 from dlspark.spark.source.planning import SegmentSpan
+from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
 from storage_node.client.reader import ReplicaReader
-from storage_node.errors import NoSuchEntryError, NoSuchLedgerError
 from storage_node.protocol.reading import MISSING
 from storage_node.settings.client import ClientSettings
+
+if TYPE_CHECKING:
+    from dlspark.core.cold.reading.cold_files import ColdFilesHold
+
+_log = logging.getLogger(__name__)
 
 
 class SpanEntries(Protocol):
@@ -38,25 +48,64 @@ class SpanEntries(Protocol):
         ...
 
 
-class ReplicaEntries:
-    """Entries from storage nodes."""
+class StoredEntries:
+    """Entries from storage nodes and cold files.
 
-    def __init__(self, reader: ReplicaReader) -> None:
+    Args:
+        reader: of storage nodes.
+        cold: holds the stores of cold files; called where the first of them is read.
+        patience_s: for how long a store is waited for that is out of reach.
+    """
+
+    def __init__(self, reader: ReplicaReader, cold: Callable[[], ColdFilesHold], patience_s: float = 0) -> None:
         self._reader = reader
+        self._cold = cold
+        self._patience_s = patience_s
 
     async def entries(self, span: SegmentSpan) -> AsyncGenerator[tuple[int, memoryview], None]:
         """Yield entries as `SpanEntries` does."""
+        first = span.first_entry
+        if span.hot is not None:
+            try:
+                async for entry in self._reader.entries(span.hot, first, span.last_entry):
+                    yield entry.entry_id, entry.payload
+                    first = entry.entry_id + 1
+                return
+            except (CallerError, InvariantViolation):
+                raise
+            except DistributedLogError as error:
+                if span.cold is None and isinstance(error, MISSING):
+                    # Each replica said so: if one were down, the error would name that node instead.
+                    raise _entry_gone_error(span, error) from error
+                if span.cold is None:
+                    raise
+                _log.info("log %s: segment %s goes on in its cold file: %s", span.log, span.lssn, error)
+        if span.cold is not None:
+            async for entry_id, payload in self._cold_entries(span, span.cold, first):
+                yield entry_id, payload
+
+    async def _cold_entries(
+        self, span: SegmentSpan, location: ColdLocation, first: int
+    ) -> AsyncGenerator[tuple[int, memoryview], None]:
         try:
-            async for entry in self._reader.entries(span.ledger, span.first_entry, span.last_entry):
+            ledger = await self._cold().files.open(location, self._patience_s)
+            async for entry in ledger.entries(first, span.last_entry):
                 yield entry.entry_id, entry.payload
-        except MISSING as error:  # each replica said so: if one were down, the error would name that node instead
-            raise _entry_gone_error(span, error) from error
+        except ObjectNotFoundError as error:
+            raise TruncatedDataLossError(
+                f"The cold file of segment {span.lssn} is not there any more: the segment was truncated, or records of "
+                "it erased, since the batch was planned",
+                advice=PLAN_AGAIN,
+                log=span.log,
+                dlsn=f"{span.lssn}:{first}:0",
+                path=error.path,
+            ) from error
 
     async def close(self) -> None:
-        """Do nothing: the reader is other tasks' too."""
+        """Do nothing: readers and stores are other tasks' too."""
 
 
-def _entry_gone_error(span: SegmentSpan, error: NoSuchEntryError | NoSuchLedgerError) -> TruncatedDataLossError:
+def _entry_gone_error(span: SegmentSpan, error: DistributedLogError) -> TruncatedDataLossError:
     return TruncatedDataLossError(
         f"No storage node has this entry any more: segment {span.lssn} was deleted since the batch was planned",
         advice=PLAN_AGAIN,
@@ -116,3 +165,18 @@ def _reader(settings: ClientSettings) -> ReplicaReader:
 
 SHARED_READERS: Final = SharedByTasks(_reader)
 """The readers of storage nodes, by their settings."""
+
+
+def _cold_files(_key: None) -> ColdFilesHold:
+    # Imported late: most tasks read nothing cold, and pyarrow.parquet takes a while to load.
+    from dlspark.core.cold.reading.cold_files import shared_cold_files
+
+    return shared_cold_files().hold()
+
+
+_SHARED_COLD: Final = SharedByTasks(_cold_files)
+
+
+def cold_files_hold(runtime: Runtime) -> ColdFilesHold:
+    """Return what holds the stores of cold files open for all tasks of this process. Called on the runtime's loop."""
+    return _SHARED_COLD.get(runtime, None)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -27,6 +27,10 @@ from dlspark.tables.codecs import RecordDecoder
 from dlspark.tables.declaration import Declaration
 from dlspark.tables.typed_rows import ERROR, LOG, VALUE, TypedRows
 from metadata.foundation.errors import check
+
+if TYPE_CHECKING:
+    from dlspark.core.cold.files.footer import Footer
+    from dlspark.spark.source.planning import SegmentSpan
 
 MAX_KEPT: Final = 16
 """Declarations, with columns that were asked for, whose decoders a worker keeps."""
@@ -41,8 +45,12 @@ def read_typed(partition: LogPartition, wanted: StructType) -> Iterator[pa.Recor
     the records raises."""
     check(partition.declared is not None, "a plan for a typed frame does not say what its log declares")
     typed = TypedBatches(partition.declared, wanted)  # type: ignore[arg-type]
-    for records, log in read_records(partition):
-        yield from typed.of(records, log)
+    for part, columns in partition.by_way():
+        if columns:
+            yield from typed.of_columns(part)
+            continue
+        for records, log in read_records(part):
+            yield from typed.of(records, log)
     typed.report()
 
 
@@ -55,7 +63,7 @@ class TypedBatches:
     """
 
     def __init__(self, packed: PackedDeclaration, wanted: StructType) -> None:
-        self._rows, self._schema = _prepared(packed, wanted.json())
+        self._rows, self._schema = prepared(packed, wanted.json())
         self._misfits = 0
         self._first: str | None = None
 
@@ -68,7 +76,24 @@ class TypedBatches:
         for some in record_batches(records, log, names):
             rows = self._rows.of(some)
             if len(rows):
-                self._count(rows, some)
+                self._count(rows, log, records.lssn)
+                yield from _pieces(self._fitted(rows))
+
+    def of_columns(self, partition: LogPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition whose spans are read as columns of cold files; raises as `of`."""
+        # Imported late: pyarrow.parquet takes a while to load.
+        from dlspark.spark.source.cold_columns import cold_rows, fetched_groups
+        from dlspark.spark.source.cold_typed_rows import RowsOfGroups, StoredColumns, stored_columns
+
+        def columns_of(footer: Footer, span: SegmentSpan) -> tuple[Sequence[str], StoredColumns]:
+            columns = stored_columns(footer, self._rows, cold_rows(span).group, span)
+            return columns.names, columns
+
+        groups = RowsOfGroups(self._rows)
+        for found in fetched_groups(partition, columns_of):
+            rows = groups.of(found.batch, found.columns, found.footer, found.span)
+            if len(rows):
+                self._count(rows, found.span.log, found.span.lssn)
                 yield from _pieces(self._fitted(rows))
 
     def report(self) -> None:
@@ -81,7 +106,7 @@ class TypedBatches:
     def _shows(self, part: str) -> bool:
         return LOG in self._rows.schema.names and part in self._rows.schema.field(LOG).type.names
 
-    def _count(self, rows: pa.RecordBatch, records: pa.RecordBatch) -> None:
+    def _count(self, rows: pa.RecordBatch, log: str, segment: int) -> None:
         at = rows.schema.get_field_index(ERROR)
         if at < 0:
             return
@@ -89,7 +114,6 @@ class TypedBatches:
         self._misfits += len(errors) - errors.null_count
         if self._misfits and self._first is None:
             why = errors.drop_null()[0].as_py()
-            log, segment = (records.column(name)[0].as_py() for name in ("log", "segment"))
             self._first = f"of {log}, segment {segment}: {why}"
 
     def _fitted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -101,7 +125,7 @@ class TypedBatches:
 
 
 @lru_cache(maxsize=MAX_KEPT)
-def _prepared(packed: PackedDeclaration, wanted: str) -> tuple[TypedRows, pa.Schema]:
+def prepared(packed: PackedDeclaration, wanted: str) -> tuple[TypedRows, pa.Schema]:
     """Return what makes rows of records, and the columns that Spark takes of them, from its JSON."""
     columns = StructType.fromJson(json.loads(wanted))
     declaration = Declaration.decode(zlib.decompress(packed.data), "the plan of the read")

@@ -10,11 +10,11 @@ import pytest
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EntryBuilder
 from dlspark.core.codec.records import FLAG_CONTROL
+from dlspark.core.reading.segment_ledger import SegmentLedger
 from dlspark.errors import AlreadyTruncatedError, LogEmptyError, SegmentNotFoundError
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.store import Create, Delete
-from storage_node.client.reader import LedgerReader
 
 
 async def _filled(namespace, name, segments, entries=3):
@@ -214,13 +214,13 @@ async def test_a_last_record_is_looked_for_from_the_end_in_growing_steps(memory_
     await namespace.store.multi(logs.publish_ops("behind", await logs.open("behind"), [segment]))
     log = await namespace.open_log("behind")
     steps = []
-    read = LedgerReader.read
+    read = SegmentLedger.read
 
     async def spy(ledger, first, last):
         steps.append(last - first + 1)
         return await read(ledger, first, last)
 
-    monkeypatch.setattr(LedgerReader, "read", spy)
+    monkeypatch.setattr(SegmentLedger, "read", spy)
     assert (await log.last_record()).payload == b"the last one"
     assert steps[:3] == [2, 4, 8]
     assert max(steps) == 8

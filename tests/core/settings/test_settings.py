@@ -223,11 +223,17 @@ def test_one_log_may_override_its_own_settings_but_not_those_of_the_namespace():
         Settings().for_log({"zkSessionTimeoutSeconds": 5})
 
 
+_OTHERS = {"coldStoragePath": "/x", "coldStorageEndpoint": "http://x", "coldRetentionHours": 24}
+"""Values of those whose neighbours are none."""
+
+
 @pytest.mark.parametrize("info", list(describe_settings()), ids=lambda info: info.key)
 def test_each_setting_is_overridden_for_one_log_or_says_that_it_holds_for_all(info):
     base = Settings.from_mapping({"ledgerAllocatorPoolName": "pool"} if "ledgerAllocatorPoolName" in _NAMES else {})
     now = base.as_mapping()[info.key]
-    if isinstance(now, bool):
+    if info.key in _OTHERS:
+        other = _OTHERS[info.key]
+    elif isinstance(now, bool):
         other = not now
     elif info.choices:
         other = next(choice for choice in info.choices if choice != now)

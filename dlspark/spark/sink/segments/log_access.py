@@ -262,7 +262,7 @@ class NamespaceLogs:
         elif guess != state.max_lssn.value:
             newest = await self._segment(f"{path}/{newest_name}")
         if newest is None:
-            completed = [segment for segment in await self._logs.segments(log) if not segment.in_progress]
+            completed = [segment for segment in await self._logs.hot_segments(log) if not segment.in_progress]
             newest = completed[-1] if completed else None
         if newest is None:
             stored = state.max_lssn.value

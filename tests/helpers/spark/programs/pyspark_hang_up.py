@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import BinaryIO
 
 from pyspark.serializers import read_int
 
-from dlspark.spark.worker_daemon import take_over
-
 
 def main(infile: BinaryIO, outfile: BinaryIO) -> None:
-    take_over()  # as our data source does in the workers that it is loaded in
+    importlib.import_module(os.environ["OF_OURS"])  # as unpickling does
     outfile.write(b"at work")
     outfile.flush()
     if os.environ["AT_WORK"] == "reading":

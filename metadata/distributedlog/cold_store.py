@@ -1,0 +1,573 @@
+"""`ColdStore`: the steps of a log's segments on their way into a file, and of the file out of the world again.
+
+    begin -> (retry) -> finish -> delete_hot -> begin_cold_delete -> end_cold_delete
+                 abandon            replace_file, forget_replaced
+
+What the znodes hold is in `cold_units`; docs/reference/znodes.md#cold-units has the states, and who may take a step.
+
+No step needs a lock: each is one multi that depends on the versions of what it changes, and on the segments that it is
+about. Each sets `P/cold` as well, so a log's steps, and the truncations of its owner, come one after the other, readers
+that watch it hear of each, and two workers never take the same segments.
+
+A step whose answer was lost is decided by looking for what identifies that very step, the id of the attempt, never by
+"there is something": what is there may be another worker's. So each step may be taken again after any error. It begins
+by reading, behind a `sync`: of what this session has sent, all that will ever be applied can be seen then.
+
+It never deletes an object or a ledger: it says which may be deleted. Of the ledgers that is said by notes
+(`segment_changes`), of the files by the unit's state, of a deleted log's by `DeletedLog`.
+
+Fault model: any process dies between any two requests; answers are lost; other workers, owners and administrators do
+the same at the same time. Upstream's software may truncate and purge too, and does not know of `P/cold`: what it has
+hidden is taken over when the hot copies go (`delete_hot`), and before that by `follow_truncation`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_deletions import DeletedLogs
+from metadata.distributedlog.cold_steps import ColdMovedError, ColdSteps, ColdTakenError, changed, kept_error
+from metadata.distributedlog.cold_units import (
+    MAX_SEGMENTS,
+    WORKER,
+    ColdAttempt,
+    ColdFile,
+    ColdLog,
+    ColdSegment,
+    ColdUnit,
+    DeletedLog,
+    Position,
+    UnitState,
+    end_of,
+    hidden_to,
+    object_name,
+    parse_unit_name,
+    unit_name,
+)
+from metadata.distributedlog.locks import DistributedLock
+from metadata.distributedlog.log_names import LogPaths, log_not_found_error
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.segment_changes import check_guard, notes_path
+from metadata.distributedlog.segment_listing import SegmentListing
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.foundation.errors import (
+    BadVersionError,
+    CallerError,
+    DistributedLogError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    check,
+)
+from metadata.retry import repeat
+from metadata.store import ANY_VERSION, Check, Create, Delete, Op, SetData, join
+
+T = TypeVar("T")
+
+MAX_REPLACED: Final = 8
+"""Files of one unit that were replaced and are still there."""
+_READS_AT_ONCE: Final = 64
+_CHANGED: Final = (BadVersionError, NoNodeError, NodeExistsError, NotEmptyError)
+
+
+class ColdStore:
+    """Which segments of a namespace's logs lie in files, and how do they get there? All raise LogNotFoundError and
+    CorruptDataError; those that change something ColdMovedError, or an OutcomeUnknownError where the store stays away.
+
+    Args:
+        logs: the namespace's logs.
+        new_id: makes the ids of attempts and logs; never the same twice.
+    """
+
+    def __init__(self, logs: LogStore, *, new_id: Callable[[], str] = lambda: uuid.uuid4().hex) -> None:
+        self._logs = logs
+        self._store = logs.store
+        self._new_id = new_id
+        self._steps = ColdSteps(self._store)
+        self._deleted = DeletedLogs(self._store, logs.namespace_path)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    async def namespace_id(self) -> str:
+        """Return the namespace's id in object names; it is made with the first call."""
+        return await self._deleted.namespace_id(self._new_id)
+
+    async def cold_log(self, name: str) -> Versioned[ColdLog] | None:
+        """Return what is said of the log's cold storage; None for a log that never had any."""
+        paths = await self._logs.located(name)
+        found = await self._steps.get(paths.cold)
+        return None if found is None else Versioned(ColdLog.decode(found.value, paths.cold), found.version)
+
+    async def attempts(self, name: str) -> list[Versioned[ColdAttempt]]:
+        """Return the copies under way, oldest segments first."""
+        return await self._steps.all((await self._logs.located(name)).cold_attempts, ColdAttempt.decode)
+
+    async def units(self, name: str) -> list[Versioned[ColdUnit]]:
+        """Return the units that have their files, oldest segments first."""
+        return await self._steps.all((await self._logs.located(name)).cold_units, ColdUnit.decode)
+
+    async def unit(self, name: str, first: int, last: int) -> Versioned[ColdUnit] | None:
+        """Return the unit of the segments `first` to `last`; None where there is none."""
+        return await self._steps.unit_at(f"{(await self._logs.located(name)).cold_units}/{unit_name(first, last)}")
+
+    async def ensure(self, name: str) -> None:
+        """Make what a log has that goes to cold storage; a log that has it stays as it is."""
+        paths = await self._logs.located(name)
+
+        async def step() -> None:
+            if await self._store.exists(paths.cold) is not None:
+                return
+            made = ColdLog(await self.namespace_id(), self._new_id())
+            try:
+                await self._store.multi(
+                    [
+                        Create(paths.cold, made.encode()),
+                        Create(paths.cold_units),
+                        Create(paths.cold_attempts),
+                        Create(join(paths.cold, WORKER)),
+                    ]
+                )
+            except NodeExistsError:
+                return  # Whoever was first has named the log; the answer to our own may have been lost.
+            except NoNodeError as error:
+                raise log_not_found_error(name, error.path) from error
+
+        await repeat(self._store, step)
+
+    async def worker(self, name: str, client_id: str) -> DistributedLock:
+        """Return the lock of the log's worker, not yet acquired. It spares double work; no step needs it."""
+        await self.ensure(name)
+        return DistributedLock(self._store, join((await self._logs.located(name)).cold, WORKER), client_id)
+
+    # ---- attempts ---------------------------------------------------------------------------------------------------
+
+    async def begin(
+        self,
+        name: str,
+        first: int,
+        last: int,
+        *,
+        root: str,
+        worker: str,
+        now_ms: int,
+        options: Mapping[str, str] | None = None,
+    ) -> Versioned[ColdAttempt]:
+        """Take the segments `first` to `last`, to copy them into an object below the address `root`: STARTED.
+
+        Raises ColdTakenError where some of them are taken, ColdMovedError where one is not on the list, or has not
+        ended.
+        """
+        check(1 <= first <= last < first + MAX_SEGMENTS, f"segments {first} to {last} are no unit", log=name)
+        paths = await self._logs.located(name)
+        await self.ensure(name)
+        id_ = self._new_id()
+
+        async def step() -> Versioned[ColdAttempt]:
+            cold = await self._steps.fresh(name, paths)
+            url = f"{root.rstrip('/')}/{object_name(cold.value, first, last, id_)}"
+            made = ColdAttempt(id_, worker, first, last, url, now_ms, dict(options or {}))
+            path = join(paths.cold_attempts, made.name)
+            found = await self._steps.get(path)
+            if found is not None and ColdAttempt.decode(found.value, path).attempt == id_:
+                return Versioned(made, found.version)  # the answer was lost
+            await self._refuse_taken(name, paths, first, last)
+            listing = await self._logs.hot_listing(name)
+            # A log that is deleted is cleared before its deleter looks for files: it would not know of this one.
+            still = [_listed(name, listing, lssn) for lssn in sorted({first, last})]
+            checks = [Check(join(paths.ledgers, one), ANY_VERSION) for one in still]
+            await self._store.multi([Create(path, made.encode()), changed(paths, cold), *checks])
+            return Versioned(made, 0)
+
+        return await self._steps.settled(name, step)
+
+    async def _refuse_taken(self, name: str, paths: LogPaths, first: int, last: int) -> None:
+        for parent in (paths.cold_units, paths.cold_attempts):
+            names, _ = await self._store.children(parent)
+            for numbers in filter(None, map(parse_unit_name, names)):
+                if numbers[0] <= last and first <= numbers[1]:
+                    raise ColdTakenError(
+                        f"segments {numbers[0]} to {numbers[1]} are taken; {first} to {last} were not",
+                        log=name,
+                        path=join(parent, unit_name(*numbers)),
+                        advice="Read units and attempts again, and take what is behind them",
+                    )
+
+    async def retry(
+        self,
+        name: str,
+        attempt: Versioned[ColdAttempt],
+        *,
+        root: str,
+        worker: str,
+        now_ms: int,
+        options: Mapping[str, str] | None = None,
+    ) -> Versioned[ColdAttempt]:
+        """Take an attempt over, with a new id and so a new object: what the former worker still writes is nothing now.
+
+        Raises ColdMovedError where it is not as `attempt` any more.
+        """
+        paths = await self._logs.located(name)
+        id_ = self._new_id()
+        path = join(paths.cold_attempts, attempt.value.name)
+        first, last = attempt.value.first, attempt.value.last
+
+        async def step() -> Versioned[ColdAttempt]:
+            cold = await self._steps.fresh(name, paths)
+            url = f"{root.rstrip('/')}/{object_name(cold.value, first, last, id_)}"
+            made = ColdAttempt(id_, worker, first, last, url, now_ms, dict(options or {}))
+            found = await self._steps.get(path)
+            if found is not None and ColdAttempt.decode(found.value, path).attempt == id_:
+                return Versioned(made, found.version)
+            self._check_attempt(name, path, attempt, found)
+            await self._store.multi([SetData(path, made.encode(), attempt.version), changed(paths, cold)])
+            return Versioned(made, attempt.version + 1)
+
+        return await self._steps.settled(name, step)
+
+    async def abandon(self, name: str, attempt: Versioned[ColdAttempt]) -> None:
+        """Give the segments of an attempt up: they may be taken by any other. Its object is left for the sweep.
+
+        Raises ColdMovedError where it has become a unit.
+        """
+        paths = await self._logs.located(name)
+        path = join(paths.cold_attempts, attempt.value.name)
+
+        async def step() -> None:
+            cold = await self._steps.fresh(name, paths)
+            found = await self._steps.get(path)
+            if found is None or ColdAttempt.decode(found.value, path).attempt != attempt.value.attempt:
+                unit = await self._steps.unit_at(join(paths.cold_units, attempt.value.name))
+                if unit is not None and unit.value.attempt == attempt.value.attempt:
+                    raise ColdMovedError("the attempt has become a unit; it was not given up", log=name, path=path)
+                return
+            await self._store.multi([Delete(path, found.version), changed(paths, cold)])
+
+        await self._steps.settled(name, step)
+
+    def _check_attempt(
+        self, name: str, path: str, attempt: Versioned[ColdAttempt], found: Versioned[bytes] | None
+    ) -> None:
+        if (
+            found is None
+            or found.version != attempt.version
+            or ColdAttempt.decode(found.value, path).attempt != attempt.value.attempt
+        ):
+            raise ColdMovedError(
+                "another worker has taken the attempt over or given it up; nothing was changed", log=name, path=path
+            )
+
+    async def finish(
+        self,
+        name: str,
+        attempt: Versioned[ColdAttempt],
+        segments: Sequence[ColdSegment],
+        file: ColdFile | None,
+        *,
+        now_ms: int,
+    ) -> Versioned[ColdUnit]:
+        """Make a unit of an attempt whose file is whole and was read back: FINISHED. `file`: None where no segment has
+        a user record, so that there is nothing to store.
+
+        Raises ColdMovedError where another worker took the attempt over, or where the segments are not on the list as
+        they were copied: give the attempt up then.
+        """
+        _check_unit(name, attempt.value, segments, file)
+        paths = await self._logs.located(name)
+        path, unit_path = (join(parent, attempt.value.name) for parent in (paths.cold_attempts, paths.cold_units))
+
+        async def step() -> Versioned[ColdUnit]:
+            cold = await self._steps.fresh(name, paths)
+            done = await self._steps.unit_at(unit_path)
+            if done is not None and done.value.attempt == attempt.value.attempt:
+                return done  # the answer was lost
+            self._check_attempt(name, path, attempt, await self._steps.get(path))
+            turn = await self._steps.turn(paths)
+            now = await self._steps.still_listed(name, paths, segments)
+            # Truncated meanwhile or not: the mark holds what the list says in this very transaction.
+            whole = tuple(replace(one, metadata=metadata) for one, metadata in zip(segments, now, strict=True))
+            unit = ColdUnit(UnitState.FINISHED, attempt.value.attempt, whole, file, now_ms)
+            checks = [Check(paths.segment(one), ANY_VERSION) for one in now]
+            await self._store.multi(
+                [
+                    Delete(path, attempt.version),
+                    Create(unit_path, unit.encode()),
+                    changed(paths, cold),
+                    turn,
+                    *checks,
+                ]
+            )
+            return Versioned(unit, 0)
+
+        return await self._steps.settled(name, step)
+
+    # ---- hot copies -------------------------------------------------------------------------------------------------
+
+    async def delete_hot(self, name: str, unit: Versioned[ColdUnit], *, now_ms: int) -> Versioned[ColdUnit]:
+        """Take a unit's segments off the list and note their ledgers, which may be deleted from then on: HOT_DELETED.
+
+        The caller has just seen that the file is there. Raises ColdKeptError unless these are the oldest of the list,
+        and for one whose metadata, or whose records, a writer needs: the newest completed one, and those from which on
+        producers are known. Raises ColdMovedError where the unit is not as `unit` any more.
+        """
+        paths = await self._logs.located(name)
+        notes = notes_path(paths)
+
+        async def step() -> Versioned[ColdUnit]:
+            cold = await self._steps.fresh(name, paths)
+            now = await self._steps.unit_now(name, paths, unit.value)
+            if now.value.attempt == unit.value.attempt and now.value.state is UnitState.HOT_DELETED:
+                return now  # by ourselves, or by another worker: the same either way
+            self._steps.check_same(name, paths, unit, now)
+            check(unit.value.state is UnitState.FINISHED, f"a unit is {unit.value.state.value}", log=name)
+            turn = await self._steps.turn(paths)
+            listing = await self._logs.hot_listing(name)
+            newest = await self._refuse_needed(name, unit.value, listing)
+            left = await self._hot_copies(name, paths, unit.value, listing)
+            # Segments that have left the list before, by upstream's retention, stay readable in the file.
+            cut = max([cold.value.truncated_to, *map(hidden_to, left)])
+            after = replace(unit.value, state=UnitState.HOT_DELETED, hot_deleted_ms=now_ms)
+            ops: list[Op] = [
+                SetData(f"{paths.cold_units}/{unit.value.name}", after.encode(), unit.version),
+                changed(paths, cold, truncated_to=cut),
+                turn,
+                Check(join(paths.ledgers, newest), ANY_VERSION),
+            ]
+            if left and await self._store.exists(notes) is None:
+                ops.append(Create(notes))
+            for one in left:
+                # Off the list and noted in one transaction; the ledgers are deleted only afterwards (I7).
+                ops += [Delete(paths.segment(one)), Create(f"{notes}/{one.ledger_id}")]
+            await self._store.multi(ops)
+            return Versioned(after, unit.version + 1)
+
+        return await self._steps.settled(name, step)
+
+    async def _refuse_needed(self, name: str, unit: ColdUnit, listing: SegmentListing) -> str:
+        """Return the name of the newest completed segment. Raises ColdKeptError where one of the unit may not go."""
+        if len(listing) and listing[0].lssn < unit.first:
+            raise kept_error(name, unit, f"segment {listing[0].lssn} is older", "Segments leave the list from its head")
+        completed = [one for one in listing if not one.in_progress]
+        if not completed or completed[-1].lssn <= unit.last:
+            raise kept_error(name, unit, "the next segment's sequence ids continue from its last", "Ask again later")
+        producers = await self._logs.producer_segments(name)
+        if producers is not None and producers.whole <= unit.last:
+            raise kept_error(
+                name,
+                unit,
+                f"what is known of producers begins in segment {producers.whole}",
+                "It may go once a writer with producers has begun a newer segment",
+            )
+        return completed[-1].name
+
+    async def _hot_copies(
+        self, name: str, paths: LogPaths, unit: ColdUnit, listing: SegmentListing
+    ) -> list[SegmentMetadata]:
+        """Return those of a unit's segments that are on the list, as they are: its newest, in order."""
+        names = [listed.name for listed in listing if unit.first <= listed.lssn <= unit.last]
+        left = unit.segments[len(unit.segments) - len(names) :] if names else ()
+        return await self._steps.still_listed(name, paths, left)
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+
+    async def begin_cold_delete(self, name: str, unit: Versioned[ColdUnit]) -> Versioned[ColdUnit]:
+        """Hide a unit, and all before it, for good: COLD_DELETE_STARTED. From then on its files may be deleted.
+
+        Raises ColdKeptError where an older unit is not as far, or a segment of it is on the list.
+        """
+        paths = await self._logs.located(name)
+        path = f"{paths.cold_units}/{unit.value.name}"
+
+        async def step() -> Versioned[ColdUnit]:
+            cold = await self._steps.fresh(name, paths)
+            now = await self._steps.unit_now(name, paths, unit.value)
+            if now.value.attempt == unit.value.attempt and now.value.state is UnitState.COLD_DELETE_STARTED:
+                return now
+            self._steps.check_same(name, paths, unit, now)
+            listing = await self._logs.hot_listing(name)
+            if len(listing) and listing[0].lssn <= unit.value.last:
+                raise kept_error(
+                    name, unit.value, f"segment {listing[0].lssn} is on the list", "Delete hot copies first"
+                )
+            older = [one for one in await self.units(name) if one.value.first < unit.value.first]
+            for one in older:
+                if one.value.state is not UnitState.COLD_DELETE_STARTED:
+                    raise kept_error(name, unit.value, f"unit {one.value.name} is older", "Files go oldest first")
+            after = replace(unit.value, state=UnitState.COLD_DELETE_STARTED)
+            cut = max(cold.value.truncated_to, end_of(unit.value.segments[-1].metadata))
+            # Readers learn of both in one step: what is hidden is never looked for in a file that goes (I8).
+            await self._store.multi(
+                [SetData(path, after.encode(), unit.version), changed(paths, cold, truncated_to=cut)]
+            )
+            return Versioned(after, unit.version + 1)
+
+        return await self._steps.settled(name, step)
+
+    async def end_cold_delete(self, name: str, unit: Versioned[ColdUnit]) -> None:
+        """Remove the znode of a unit whose files are gone, those that were replaced included."""
+        check(unit.value.state is UnitState.COLD_DELETE_STARTED, f"a unit is {unit.value.state.value}", log=name)
+        paths = await self._logs.located(name)
+        path = f"{paths.cold_units}/{unit.value.name}"
+
+        async def step() -> None:
+            cold = await self._steps.fresh(name, paths)
+            now = await self._steps.unit_at(path)
+            if now is None or now.value.attempt != unit.value.attempt:
+                return
+            self._steps.check_same(name, paths, unit, now)
+            await self._store.multi([Delete(path, unit.version), changed(paths, cold)])
+
+        await self._steps.settled(name, step)
+
+    async def replace_file(
+        self, name: str, unit: Versioned[ColdUnit], file: ColdFile, *, attempt: str
+    ) -> Versioned[ColdUnit]:
+        """Put another file, which `attempt` made and which was read back, in place of a unit's. The former one is kept
+        among `replaced`, until readers that opened it have ended.
+
+        Raises CallerError where MAX_REPLACED are kept already, ColdMovedError where the unit is not as `unit` any more.
+        """
+        check(unit.value.file is not None, "a unit without records has no file", log=name)
+        check(file.rows == (unit.value.file or file).rows, "another file has the same rows", log=name)
+        paths = await self._logs.located(name)
+        path = f"{paths.cold_units}/{unit.value.name}"
+
+        async def step() -> Versioned[ColdUnit]:
+            cold = await self._steps.fresh(name, paths)
+            now = await self._steps.unit_now(name, paths, unit.value)
+            if now.value.attempt == attempt:
+                return now
+            self._steps.check_same(name, paths, unit, now)
+            if unit.value.state is UnitState.COLD_DELETE_STARTED:
+                raise ColdMovedError("the unit is being deleted; its file was not replaced", log=name, path=path)
+            if len(unit.value.replaced) >= MAX_REPLACED:
+                raise CallerError(
+                    f"{MAX_REPLACED} files of it were replaced and are still there; it was not replaced again",
+                    log=name,
+                    path=path,
+                    advice="Let the sweep of cold storage delete them, then do it again",
+                )
+            before = [one for one in (unit.value.file,) if one is not None]
+            after = replace(unit.value, attempt=attempt, file=file, replaced=(*unit.value.replaced, *before))
+            generation = cold.value.generation + 1
+            await self._store.multi(
+                [SetData(path, after.encode(), unit.version), changed(paths, cold, generation=generation)]
+            )
+            return Versioned(after, unit.version + 1)
+
+        return await self._steps.settled(name, step)
+
+    async def forget_replaced(self, name: str, unit: Versioned[ColdUnit], url: str) -> Versioned[ColdUnit]:
+        """Forget a replaced file that is gone."""
+        paths = await self._logs.located(name)
+        path = f"{paths.cold_units}/{unit.value.name}"
+
+        async def step() -> Versioned[ColdUnit]:
+            cold = await self._steps.fresh(name, paths)
+            now = await self._steps.unit_now(name, paths, unit.value)
+            left = tuple(one for one in now.value.replaced if one.url != url)
+            if now.value.attempt != unit.value.attempt or left == now.value.replaced:
+                return now  # the answer was lost, or another worker has forgotten it
+            after = replace(now.value, replaced=left)
+            await self._store.multi([SetData(path, after.encode(), now.version), changed(paths, cold)])
+            return Versioned(after, now.version + 1)
+
+        return await self._steps.settled(name, step)
+
+    # ---- truncation, deletion ---------------------------------------------------------------------------------------
+
+    async def follow_truncation(self, name: str) -> Position:
+        """Hide in files what lies before a segment that the list hides, and return from where on the log is hidden.
+
+        Our own owners move both in one step; upstream's software knows the list alone.
+        """
+        paths = await self._logs.located(name)
+
+        async def step() -> Position:
+            cold = await self._steps.fresh(name, paths)
+            turn = await self._steps.turn(paths)
+            cut = cold.value.truncated_to
+            listing = await self._logs.hot_listing(name)
+            for listed in listing:
+                segment = await listing.read(listed)
+                cut = max(cut, hidden_to(segment))
+                if segment.truncation is not TruncationStatus.TRUNCATED:
+                    break
+            if cut != cold.value.truncated_to:
+                await self._store.multi([changed(paths, cold, truncated_to=cut), turn])
+            return cut
+
+        return await self._steps.settled(name, step)
+
+    async def bury(self, name: str, guard: Callable[[], Op], *, now_ms: int) -> None:
+        """Note the files of a log that is being deleted, and hide them: they may be deleted from then on. A log that
+        never had cold storage stays as it is, and so does one that was buried before.
+
+        For the holder of the log's lock: `guard` is checked in the transaction. Raises LockingError where it fails.
+        """
+        paths = await self._logs.located(name)
+
+        async def step() -> None:
+            await self._store.sync(paths.partition)
+            found = await self._steps.get(paths.cold)
+            if found is None:
+                return
+            cold = Versioned(ColdLog.decode(found.value, paths.cold), found.version)
+            if cold.value.deleted:
+                return  # the note was made in the same step
+            folders = await self._folders(name)
+            noted = DeletedLog(cold.value.log_id, name, now_ms, folders)
+            ops: list[Op] = [guard(), changed(paths, cold, deleted=True)]
+            if folders:
+                await self.namespace_id()
+                ops.append(await self._deleted.note(noted))
+            try:
+                await self._store.multi(ops)
+            except DistributedLogError as error:
+                if isinstance(error, NoNodeError):
+                    check_guard(error, name)
+                raise
+
+        await self._steps.settled(name, step)
+
+    async def _folders(self, name: str) -> tuple[tuple[str, Mapping[str, str]], ...]:
+        """Return the folders in which a log may have objects: of files, of replaced ones, of attempts."""
+        found: dict[str, Mapping[str, str]] = {}
+        for unit in await self.units(name):
+            for file in (unit.value.file, *unit.value.replaced):
+                if file is not None and not file.borrowed:
+                    found[file.url.rpartition("/")[0]] = file.options
+        for attempt in await self.attempts(name):
+            found[attempt.value.url.rpartition("/")[0]] = attempt.value.options
+        return tuple(found.items())
+
+    async def deleted_logs(self) -> list[Versioned[DeletedLog]]:
+        """Return the logs that were deleted and whose files are not known to be gone."""
+        return await self._deleted.logs()
+
+    async def forget_deleted(self, log: Versioned[DeletedLog]) -> None:
+        """Forget a deleted log whose folders are empty, and will stay so: no upload of its may still be under way."""
+        await self._deleted.forget(log)
+
+
+def _listed(name: str, listing: SegmentListing, lssn: int) -> str:
+    """Return the name of a completed segment's znode. Raises ColdMovedError."""
+    listed = listing.find(lssn)
+    if listed is None or listed.in_progress:
+        state = "not on the list" if listed is None else "in progress"
+        raise ColdMovedError(f"segment {lssn} is {state}; no segment was taken", log=name)
+    return listed.name
+
+
+def _check_unit(name: str, attempt: ColdAttempt, segments: Sequence[ColdSegment], file: ColdFile | None) -> None:
+    numbers = [one.metadata.lssn for one in segments]
+    check(numbers == list(range(attempt.first, attempt.last + 1)), "a unit has the attempt's segments", log=name)
+    row = 0
+    for one in segments:
+        check(one.first_row == row and one.rows >= 0, "a unit's rows follow each other", log=name)
+        row += one.rows
+    check((0 if file is None else file.rows) == row, "a unit's rows are its file's", log=name)
+    check(file is None or file.borrowed or file.url == attempt.url, "a unit's file is the attempt's object", log=name)
