@@ -146,6 +146,24 @@ async def test_a_root_that_is_not_there_is_never_made(folder: Path) -> None:
     await store.close()
 
 
+async def test_an_objects_own_folder_may_be_gone_with_it(store: ObjectStore, folder: Path) -> None:
+    url = f"{store.root}/ns/log/a.parquet"
+    await put(store, url, b"x")
+    reader = open_store(url, policy=ReadPolicy(attempts=1))
+    assert await get(reader, url) == b"x"
+    await store.delete(url)
+    assert os.listdir(folder) == []
+    with pytest.raises(ObjectNotFoundError):
+        await reader.read(url, [(0, 1)])
+    with pytest.raises(ObjectNotFoundError):
+        await reader.head(url)
+    await reader.delete(url)
+    assert await names(reader) == set()
+    with pytest.raises(StoreRefusedError):
+        await reader.create(url)
+    await reader.close()
+
+
 async def test_no_symbolic_link_below_the_root_is_followed(store: ObjectStore, folder: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
