@@ -11,7 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from dlspark.cold.files.errors import DamagedColdFileError
 from dlspark.cold.moving.copying import CopiedRun, copy_segments, read_back
 from dlspark.cold.moving.machine import Effect, Event, Phase, UnitMachine
 from dlspark.cold.moving.stores import MoverStores
@@ -25,6 +24,7 @@ from dlspark.core.lifecycle.owned_segments import sweep
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.errors import DamagedColdFileError
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_steps import ColdKeptError, ColdMovedError, ColdTakenError
 from metadata.distributedlog.cold_store import ColdStore
