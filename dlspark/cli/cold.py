@@ -253,9 +253,14 @@ async def verify(
 async def _verify_alone(at: At, stores: MoverStores, given: str, results: list[VerifiedFile]) -> None:
     from dlspark.cold.moving.verifying import verify_file
 
-    url = given if "://" in given else f"file://{os.path.abspath(given)}"  # noqa: PTH100
+    url = _address(given)
     options = at.settings.cold_options if not url.startswith("file:") else {}
     results.append(await verify_file(stores.at(url, options), url))
+
+
+def _address(given: str) -> str:
+    """Return a file's address, given as one or as its path."""
+    return given if "://" in given else f"file://{os.path.abspath(given)}"
 
 
 async def _verify_log(namespace: AsyncNamespace, stores: MoverStores, name: str, results: list[VerifiedFile]) -> None:

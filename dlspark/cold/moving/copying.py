@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from dlspark.cold.files.digests import RecordDigest
-from dlspark.cold.files.footer import FileIdentity
-from dlspark.cold.files.writing import ColdFileWriter, WrittenFile
-from dlspark.cold.objects.errors import ObjectExistsError, ObjectOutcomeUnknownError, unavailable_error
-from dlspark.cold.objects.store import ObjectStore, ObjectWriter
-from dlspark.cold.reading.file_reader import ColdFileReader, KnownParts
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.cold.files.digests import RecordDigest
+from dlspark.core.cold.files.footer import FileIdentity
+from dlspark.core.cold.files.writing import ColdFileWriter, WrittenFile
+from dlspark.core.cold.reading.file_reader import ColdFileReader, KnownParts
 from dlspark.core.services import Services
 from dlspark.errors import DamagedColdFileError
+from dlspark.objects.errors import ObjectExistsError, ObjectOutcomeUnknownError, unavailable_error
+from dlspark.objects.store import ObjectStore, ObjectWriter
 from dlspark.tables.declaration import Declaration
 from metadata.distributedlog.cold_units import ColdAttempt, ColdFile, ColdLog
 from metadata.distributedlog.record_schemas import SchemaStore

@@ -10,11 +10,11 @@ import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from dlspark.cold.files.digests import RecordDigest
-from dlspark.cold.files.footer import Footer
 from dlspark.cold.moving.copying import hash_object
-from dlspark.cold.objects.store import ObjectStore
-from dlspark.cold.reading.file_reader import ColdFileReader, KnownParts
+from dlspark.core.cold.files.digests import RecordDigest
+from dlspark.core.cold.files.footer import Footer
+from dlspark.core.cold.reading.file_reader import ColdFileReader, KnownParts
+from dlspark.objects.store import ObjectStore
 from metadata.distributedlog.cold_units import ColdFile
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
 

@@ -22,7 +22,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from dlspark.cold.restoring.staged_ledgers import EntrySource, StagedLedgers
+from dlspark.cold.restoring.staged_ledgers import SegmentSource, StagedLedgers
 from dlspark.cold.restoring.worker_lock import cold_worker_lock
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
@@ -39,7 +39,7 @@ from metadata.retry import MAX_REPEATS
 LEDGERS_AT_ONCE: Final = 4
 """Segments of a unit that are written at the same time."""
 
-OpenSource: TypeAlias = Callable[[SegmentMetadata], AbstractAsyncContextManager[EntrySource]]
+OpenSource: TypeAlias = Callable[[SegmentMetadata], AbstractAsyncContextManager[SegmentSource]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class LogReturn:
         self._returns = ColdReturns(services.logs)
 
     @asynccontextmanager
-    async def _as_readers_do(self, segment: SegmentMetadata) -> AsyncIterator[EntrySource]:
+    async def _as_readers_do(self, segment: SegmentMetadata) -> AsyncIterator[SegmentSource]:
         from dlspark.core.reading.segment_ledger import SegmentLedger
 
         opened = await SegmentLedger.open(self._services, self._settings, self._log, segment)

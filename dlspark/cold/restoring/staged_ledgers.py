@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from metadata.distributedlog.sinks import LISTED_VERSION, SinkStore, StagedLedger, job_sink, log_tag
-from metadata.foundation.errors import DistributedLogError, NotAppliedError, check
+from metadata.foundation.errors import DistributedLogError, InvariantViolation, NotAppliedError, check
 from metadata.store import Delete, Op
 from storage_node.client.writer import LedgerWriter
 from storage_node.protocol.digests import Entry
@@ -35,7 +35,7 @@ class RestoreSweptError(NotAppliedError):
     """A restore's ledgers were swept while it wrote them: nothing was changed."""
 
 
-class EntrySource(Protocol):
+class SegmentSource(Protocol):
     """What has a segment's entries: its cold file, or the ledger that still has them."""
 
     @property
@@ -44,6 +44,16 @@ class EntrySource(Protocol):
 
     def entries(self, first: int, last: int) -> AsyncIterator[Entry]:
         """Yield the entries from `first` to `last`, in order, each of them."""
+
+
+class NoEntries:
+    """The source of an empty ledger."""
+
+    last_add_confirmed: Final = -1
+
+    def entries(self, first: int, last: int) -> AsyncIterator[Entry]:
+        """Raise: there is none to be asked for."""
+        raise InvariantViolation("an entry of an empty ledger was asked for")
 
 
 class StagedLedgers:
@@ -77,7 +87,7 @@ class StagedLedgers:
         await self._sinks.ensure(self._sink)
         return swept
 
-    async def write(self, source: EntrySource) -> int:
+    async def write(self, source: SegmentSource) -> int:
         """Write a ledger with the entries of `source`, under the same ids, and close it; returns its id.
 
         Raises what reading and writing raise: the ledger stays listed then, for `end`.
@@ -95,7 +105,7 @@ class StagedLedgers:
         check(metadata.last_entry == last, f"a ledger closed at entry {metadata.last_entry} instead of {last}")
         return writer.ledger_id
 
-    async def _copy(self, source: EntrySource, writer: LedgerWriter, last: int) -> None:
+    async def _copy(self, source: SegmentSource, writer: LedgerWriter, last: int) -> None:
         added: asyncio.Future[int] | None = None
         async for entry in source.entries(0, last):
             await writer.wait_for_room()

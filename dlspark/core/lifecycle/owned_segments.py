@@ -158,7 +158,8 @@ class OwnedSegments:
             doomed = chosen if not files or keeps_files else [one for one in chosen if one.lssn > files[-1].lssn]
             hidden = end_of(chosen[-1]) if chosen else (0, 0, 0)
             # Of all attempts: one whose answer was lost may have been applied, and the next does not find its segments.
-            removed.update(segment.ledger_id for segment in chosen if segment in doomed or not is_truncated(segment))
+            numbers = {segment.lssn for segment in doomed}
+            removed.update(one.ledger_id for one in chosen if one.lssn in numbers or not is_truncated(one))
             self.unswept = self.unswept or bool(doomed)
             # Off the list and noted in one transaction; the ledgers are deleted only afterwards (I7).
             await self._changes.remove(doomed, self.guard, cold, hidden)

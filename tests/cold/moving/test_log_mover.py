@@ -9,7 +9,7 @@ from helpers.cold.moving_world import MovingWorld
 from helpers.waiting import until
 
 from dlspark.cold.moving import copying
-from dlspark.cold.objects.memory_faults import ObjectFault, StoreCall
+from dlspark.objects.memory_faults import ObjectFault, StoreCall
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.cold_units import UnitState
 from metadata.foundation import fault_points
