@@ -20,11 +20,11 @@ import numpy as np
 
 from dlspark.cold.files.columns import FLAG_ERASED, LOG
 from dlspark.cold.files.digests import RecordDigest
-from dlspark.cold.files.errors import DamagedColdFileError
 from dlspark.cold.files.footer import MAGIC, TAIL_BYTES, Footer
 from dlspark.cold.files.row_groups import decode_records, decode_row_group
 from dlspark.cold.objects.store import ObjectInfo, ObjectStore
 from dlspark.cold.restoring.choosing import FileClaim
+from dlspark.errors import DamagedColdFileError
 
 T = TypeVar("T")
 

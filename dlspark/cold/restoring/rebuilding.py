@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dlspark.cold.files.errors import DamagedColdFileError
 from dlspark.cold.files.footer import Footer
 from dlspark.cold.objects.store import ObjectInfo, ObjectStore
 from dlspark.cold.restoring.checking import CheckedFile, check_file, claim_of, read_footer
@@ -38,6 +37,7 @@ from dlspark.cold.restoring.choosing import (
 from dlspark.cold.restoring.staged_ledgers import NoEntries, StagedLedgers
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.errors import DamagedColdFileError
 from dlspark.tables.declaration import Declaration
 from metadata.distributedlog.cold_rebuilds import (
     ColdRebuilds,

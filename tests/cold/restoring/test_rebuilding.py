@@ -12,7 +12,6 @@ from helpers.cold.moved_logs import all_ledgers, moved, units_of
 from helpers.logs import written
 from helpers.worlds.memory_cluster import MemoryCluster
 
-from dlspark.cold.files.errors import DamagedColdFileError
 from dlspark.cold.objects.opening import open_store
 from dlspark.cold.restoring.checking import check_file, read_footer
 from dlspark.cold.restoring.rebuilding import LogRebuild, check_files, find_files
