@@ -23,10 +23,10 @@ import numpy as np
 from dlspark.cold.files.columns import LOG
 from dlspark.cold.files.digests import RecordColumns
 from dlspark.cold.files.entries import control_entry, rebuild_entries
-from dlspark.errors import DamagedColdFileError
 from dlspark.cold.files.footer import FileSegment, Footer
 from dlspark.cold.reading.file_reader import WINDOW_BYTES, ColdFileReader
 from dlspark.cold.reading.locations import ColdLocation
+from dlspark.errors import DamagedColdFileError
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import CallerError, present
 from storage_node.client.read_ahead import check_range
