@@ -53,6 +53,7 @@ class Phase(Enum):
     VERIFIED = "verified"
     LOOKING = "looking"
     WITHDRAWING = "withdrawing"
+    SEARCHING = "searching"
     FINISHED = "finished"
     HEADED = "headed"
     HOT_DELETED = "hot deleted"
@@ -186,10 +187,16 @@ TABLE: Final[Mapping[tuple[Phase, Event], Handler]] = {
     (Phase.LOOKING, Event.REFUSED): _to(Phase.LEFT),
     (Phase.WITHDRAWING, Event.DONE): _to(Phase.LEFT, Effect.DISCARD),
     # Moved: the attempt is another worker's, or a unit. So our object is dead, unless it is the unit's: look.
-    (Phase.WITHDRAWING, Event.MOVED): _look,
+    (Phase.WITHDRAWING, Event.MOVED): _to(Phase.SEARCHING, Effect.LOOK),
     (Phase.WITHDRAWING, Event.FAILED): _to(Phase.LEFT),
     (Phase.WITHDRAWING, Event.REFUSED): _to(Phase.LEFT),
     (Phase.WITHDRAWING, Event.UNKNOWN): _to(Phase.LEFT),
+    (Phase.SEARCHING, Event.FOUND_UNIT): _to(Phase.RESTING),
+    # What is given up may not have been read back, so it is not finished after all: the next pass gives it up.
+    (Phase.SEARCHING, Event.FOUND_ATTEMPT): _to(Phase.LEFT),
+    (Phase.SEARCHING, Event.FOUND_OTHER): _to(Phase.LOST, Effect.DISCARD),
+    (Phase.SEARCHING, Event.FAILED): _to(Phase.LEFT),
+    (Phase.SEARCHING, Event.REFUSED): _to(Phase.LEFT),
     # ---- the hot copies
     (Phase.FINISHED, Event.HOT_DUE): _to(Phase.HEADED, Effect.HEAD),
     (Phase.HEADED, Event.DONE): _to(Phase.HOT_DELETED, Effect.DELETE_HOT, Effect.SWEEP_LEDGERS),

@@ -1,6 +1,6 @@
 """What is due in a log's cold storage: which run of segments is the next unit, which copies may go. Pure.
 
-Everything here looks at what was read of the log (`LogPicture`), at its settings and at a moment, and says what to do
+Everything here looks at what was read of the log (`ColdPicture`), at its settings and at a moment, and says what to do
 now, or when to look again. Nothing is decided by what a worker remembers: another one comes to the same result.
 
 **The next unit** is a run of consecutive completed segments that are in no unit yet, from the oldest on. It ends where
@@ -48,7 +48,7 @@ _END_OF_STREAM: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class LogPicture:
+class ColdPicture:
     """What was read of a log, in this order: its cold part first, then the list of hot segments?
 
     Args:
@@ -112,7 +112,7 @@ class UnitPlan:
 NOTHING: Final = UnitPlan()
 
 
-def candidates(picture: LogPicture) -> list[SegmentMetadata]:
+def candidates(picture: ColdPicture) -> list[SegmentMetadata]:
     """Return the segments that may be in the next unit: the oldest run without a hole, `MAX_SEGMENTS` at most. Whoever
     plans needs the bytes of these ledgers, and of no other."""
     run: list[SegmentMetadata] = []
@@ -129,7 +129,7 @@ def candidates(picture: LogPicture) -> list[SegmentMetadata]:
     return run
 
 
-def plan_unit(picture: LogPicture, ledger_bytes: Mapping[int, int], settings: Settings, now_ms: int) -> UnitPlan:
+def plan_unit(picture: ColdPicture, ledger_bytes: Mapping[int, int], settings: Settings, now_ms: int) -> UnitPlan:
     """Return the next unit. `ledger_bytes`: by number, of the `candidates`."""
     if not settings.cold_path:
         return NOTHING
@@ -147,7 +147,7 @@ def plan_unit(picture: LogPicture, ledger_bytes: Mapping[int, int], settings: Se
     return UnitPlan(tuple(taken), full, 0 if full else _due_ms(picture, taken, settings, now_ms))
 
 
-def _is_final(picture: LogPicture, run: Sequence[SegmentMetadata]) -> bool:
+def _is_final(picture: ColdPicture, run: Sequence[SegmentMetadata]) -> bool:
     """Return whether nothing will ever follow a run that took all candidates."""
     last = run[-1]
     if len(run) == MAX_SEGMENTS or last.last_txid == _END_OF_STREAM:
@@ -158,7 +158,7 @@ def _is_final(picture: LogPicture, run: Sequence[SegmentMetadata]) -> bool:
     )
 
 
-def _due_ms(picture: LogPicture, run: Sequence[SegmentMetadata], settings: Settings, now_ms: int) -> int:
+def _due_ms(picture: ColdPicture, run: Sequence[SegmentMetadata], settings: Settings, now_ms: int) -> int:
     latest = min(one.completion_time_ms for one in run) + settings.cold_max_delay_s * 1000
     slot_s = settings.cold_slot_s
     if not slot_s:
@@ -202,7 +202,7 @@ class HotPlan:
     due_ms: int | None = None
 
 
-def plan_hot_deletion(picture: LogPicture, settings: Settings, now_ms: int) -> HotPlan:
+def plan_hot_deletion(picture: ColdPicture, settings: Settings, now_ms: int) -> HotPlan:
     """Return the oldest unit that may have hot copies, and whether they are due."""
     unit = next((one for one in picture.units if one.state is UnitState.FINISHED), None)
     if unit is None:
@@ -221,7 +221,7 @@ def plan_hot_deletion(picture: LogPicture, settings: Settings, now_ms: int) -> H
     return HotPlan(unit, None if due_ms <= now_ms else HotBlock.NOT_YET, due_ms)
 
 
-def _hot_block(picture: LogPicture, unit: ColdUnit) -> HotBlock | None:
+def _hot_block(picture: ColdPicture, unit: ColdUnit) -> HotBlock | None:
     if any(one.lssn < unit.first for one in picture.segments):
         return HotBlock.OLDER_SEGMENTS
     completed = picture.completed
@@ -245,7 +245,7 @@ class ColdPlan:
     due_ms: int = 0
 
 
-def plan_cold_deletion(picture: LogPicture, settings: Settings) -> ColdPlan:
+def plan_cold_deletion(picture: ColdPicture, settings: Settings) -> ColdPlan:
     """Return the oldest unit, if it is bound to go some time; only the oldest one ever is."""
     if not picture.units:
         return ColdPlan()
@@ -263,7 +263,7 @@ def plan_cold_deletion(picture: LogPicture, settings: Settings) -> ColdPlan:
     return ColdPlan(unit, min(times)) if times else ColdPlan()
 
 
-def is_hidden(picture: LogPicture, unit: ColdUnit) -> bool:
+def is_hidden(picture: ColdPicture, unit: ColdUnit) -> bool:
     """Return whether a truncation has hidden every record of a unit."""
     check(picture.cold is not None, "a log with a unit has its cold part", log=picture.name)
     last = unit.segments[-1].metadata
@@ -298,7 +298,7 @@ class ColdTotals:
     """Why hot copies stay, in words."""
 
 
-def totals_of(picture: LogPicture, ledger_bytes: Mapping[int, int], settings: Settings, now_ms: int) -> ColdTotals:
+def totals_of(picture: ColdPicture, ledger_bytes: Mapping[int, int], settings: Settings, now_ms: int) -> ColdTotals:
     """Return the totals. `ledger_bytes`: by number, of the hot segments."""
     listed = {one.lssn for one in picture.segments}
     in_units = [part for unit in picture.units for part in unit.segments]

@@ -25,19 +25,19 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dlspark.cold.files.digests import RecordColumns
-from dlspark.cold.files.footer import FileIdentity, Footer
-from dlspark.cold.files.row_groups import decode_records
-from dlspark.cold.objects.addresses import root_of
-from dlspark.cold.objects.opening import open_store
-from dlspark.cold.objects.store import ObjectStore
 from dlspark.cold.redaction.rewriting import RewrittenFile, rewrite_file
 from dlspark.cold.redaction.selection import ErasureRequest, RecordSelection
 from dlspark.cold.restoring.checking import in_thread, read_footer
+from dlspark.core.cold.files.digests import RecordColumns
+from dlspark.core.cold.files.footer import FileIdentity, Footer
+from dlspark.core.cold.files.row_groups import decode_records
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import default_client_id
 from dlspark.errors import DamagedColdFileError
+from dlspark.objects.addresses import root_of
+from dlspark.objects.opening import open_store
+from dlspark.objects.store import ObjectStore
 from dlspark.tables.declaration import Declaration, SchemaChangedError
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_steps import ColdMovedError

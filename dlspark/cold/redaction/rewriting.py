@@ -19,15 +19,15 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dlspark.cold.files.digests import RecordColumns, RecordDigest
-from dlspark.cold.files.footer import FileIdentity, Footer
-from dlspark.cold.files.row_groups import decode_records
-from dlspark.cold.files.writing import ColdFileWriter, WrittenFile
-from dlspark.cold.objects.errors import ObjectExistsError, ObjectOutcomeUnknownError, unavailable_error
-from dlspark.cold.objects.store import ObjectStore, ObjectWriter
 from dlspark.cold.redaction.selection import RecordSelection
 from dlspark.cold.restoring.checking import check_file, read_footer
+from dlspark.core.cold.files.digests import RecordColumns, RecordDigest
+from dlspark.core.cold.files.footer import FileIdentity, Footer
+from dlspark.core.cold.files.row_groups import decode_records
+from dlspark.core.cold.files.writing import ColdFileWriter, WrittenFile
 from dlspark.errors import DamagedColdFileError
+from dlspark.objects.errors import ObjectExistsError, ObjectOutcomeUnknownError, unavailable_error
+from dlspark.objects.store import ObjectStore, ObjectWriter
 from metadata.foundation.errors import CallerError
 from metadata.foundation.tasks import undisturbed
 

@@ -21,9 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlspark.cold.files.digests import RecordColumns
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import ROW_SCHEMA, timestamps
+from dlspark.core.cold.files.digests import RecordColumns
 from dlspark.tables.codecs import RecordDecoder
 from dlspark.tables.conditions import condition
 from dlspark.tables.declaration import Declaration, RecordFormat

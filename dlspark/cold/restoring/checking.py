@@ -18,13 +18,13 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from dlspark.cold.files.columns import FLAG_ERASED, LOG
-from dlspark.cold.files.digests import RecordDigest
-from dlspark.cold.files.footer import MAGIC, TAIL_BYTES, Footer
-from dlspark.cold.files.row_groups import decode_records, decode_row_group
-from dlspark.cold.objects.store import ObjectInfo, ObjectStore
 from dlspark.cold.restoring.choosing import FileClaim
+from dlspark.core.cold.files.columns import FLAG_ERASED, LOG
+from dlspark.core.cold.files.digests import RecordDigest
+from dlspark.core.cold.files.footer import MAGIC, TAIL_BYTES, Footer
+from dlspark.core.cold.files.row_groups import decode_records, decode_row_group
 from dlspark.errors import DamagedColdFileError
+from dlspark.objects.store import ObjectInfo, ObjectStore
 
 T = TypeVar("T")
 

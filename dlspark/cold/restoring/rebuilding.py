@@ -21,8 +21,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dlspark.cold.files.footer import Footer
-from dlspark.cold.objects.store import ObjectInfo, ObjectStore
 from dlspark.cold.restoring.checking import CheckedFile, check_file, claim_of, read_footer
 from dlspark.cold.restoring.choosing import (
     ChosenFiles,
@@ -35,9 +33,11 @@ from dlspark.cold.restoring.choosing import (
     one_log,
 )
 from dlspark.cold.restoring.staged_ledgers import NoEntries, StagedLedgers
+from dlspark.core.cold.files.footer import Footer
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import DamagedColdFileError
+from dlspark.objects.store import ObjectInfo, ObjectStore
 from dlspark.tables.declaration import Declaration
 from metadata.distributedlog.cold_rebuilds import (
     ColdRebuilds,

@@ -64,7 +64,8 @@ class LedgerRows:
 
     async def of_log(self, name: str) -> list[Row]:
         """Return a row a ledger of the log's segments, in their order. Raises LogNotFoundError, CorruptDataError."""
-        listed = await self._services.logs.segments(name)
+        # A segment that lies in a cold file alone has no ledger any more.
+        listed = [one for one in await self._services.logs.segments(name) if one.cold is None or one.cold.listed]
         named: list[Row] = [{"use": Use.SEGMENT.value, "log": name, "segment": one.lssn} for one in listed]
         return list(
             await asyncio.gather(*(self._row(one.ledger_id, use) for one, use in zip(listed, named, strict=True)))

@@ -261,6 +261,7 @@ def _segment_row(name: str, segment: SegmentMetadata, ledger: LedgerMetadata | N
         "start_sequence_id": None if unassigned else segment.start_sequence_id,
         "region": segment.region,
         "version": segment.version,
+        **_place(segment),
     }
     if ledger is not None:
         row |= {
@@ -273,9 +274,27 @@ def _segment_row(name: str, segment: SegmentMetadata, ledger: LedgerMetadata | N
     return row
 
 
+def _place(segment: SegmentMetadata) -> Row:
+    """Return where a segment's records are, besides or in place of its ledger."""
+    cold = segment.cold
+    if cold is None:
+        return {"place": "hot"}
+    file = cold.file
+    share = None if file is None else file.bytes * cold.rows // max(1, file.rows)
+    return {
+        "place": "both" if cold.listed else "cold",
+        "cold_file": None if file is None else file.url,
+        "cold_rows": cold.rows,
+        "cold_bytes": share,
+    }
+
+
 def _ended(segment: SegmentMetadata, ledger: LedgerMetadata | None) -> Row:
     last_txid = None if segment.last_txid == MAX_TXID else segment.last_txid
     closed = ledger is not None and ledger.is_closed
+    size = ledger.length if ledger is not None and closed else None
+    # A segment that lies in a file knows what its ledger had. Its last entry is in its metadata only where it has one.
+    size = segment.cold.ledger_bytes if size is None and segment.cold is not None else size
     return {
         "last_dlsn": str(DLSN(segment.lssn, segment.last_entry, segment.last_slot))
         if segment.last_entry >= 0
@@ -284,7 +303,7 @@ def _ended(segment: SegmentMetadata, ledger: LedgerMetadata | None) -> Row:
         "last_timestamp": micros(last_txid),
         "records": segment.record_count,
         "entries": ledger.last_entry + 1 if ledger is not None and closed else None,
-        "bytes": ledger.length if ledger is not None and closed else None,
+        "bytes": size,
         "completed_at": micros(segment.completion_time_ms),
     }
 

@@ -19,9 +19,11 @@ from dlspark.core.runtime import Runtime
 from dlspark.spark.connection import Connect, missing_log_error, namespace_settings, open_namespace
 from dlspark.spark.errors import OptionError
 from dlspark.spark.metadata_tables.cluster import LedgerRows, bookie_rows, sink_rows
+from dlspark.spark.metadata_tables.cold_files import cold_file_rows
 from dlspark.spark.metadata_tables.logs import LogTables, Row
 from dlspark.spark.metadata_tables.registry import (
     BOOKIES,
+    COLD_FILES,
     CURSORS,
     LEDGERS,
     LOGS,
@@ -168,6 +170,7 @@ async def rows_of(
             SEGMENTS: logs.segments,
             CURSORS: logs.cursors,
             SCHEMA_VERSIONS: partial(schema_rows, namespace),
+            COLD_FILES: partial(cold_file_rows, namespace),
         }
         one_log = LedgerRows(namespace, logs).of_log if table is LEDGERS else by_log[table]
         return await _of_each(namespace, names, one_log, selection)

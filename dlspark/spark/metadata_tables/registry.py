@@ -111,7 +111,7 @@ SEGMENTS: Final = MetadataTable(
         Column("start_sequence_id", "bigint", "number in the log of its first record; null where it is not assigned"),
         Column("records", "bigint", "users' records in it; 0 where its writer did not count"),
         Column("entries", "bigint", "entries in its ledger"),
-        Column("bytes", "bigint", "stored bytes of its ledger, one replica of them"),
+        Column("bytes", "bigint", "stored bytes of its ledger, one replica of them; where that is gone, as they were"),
         Column("completed_at", "timestamp", "when it was completed"),
         Column("ensemble_size", "int", "storage nodes that its entries are spread over"),
         Column("write_quorum", "int", "copies of each entry"),
@@ -120,6 +120,10 @@ SEGMENTS: Final = MetadataTable(
         Column("nodes", "array<string>", "ids of all storage nodes that have entries of it, in the order of use"),
         Column("region", "int", "id of the region whose writer began it"),
         Column("version", "int", "version of its metadata's format"),
+        Column("place", "string", "`hot`: in its ledger alone; `both`: in a cold file, too; `cold`: in the file alone"),
+        Column("cold_file", "string", "address of that file; null also where a cold segment has no user record"),
+        Column("cold_rows", "bigint", "rows of it in that file"),
+        Column("cold_bytes", "bigint", "its part of that file's bytes, by its rows"),
         Column("error", "string", "why storage nodes gave no answer about what is being written"),
     ),
     of_logs=True,
@@ -236,8 +240,40 @@ SCHEMA_VERSIONS: Final = MetadataTable(
     of_logs=True,
 )
 
+COLD_FILES: Final = MetadataTable(
+    "cold_files",
+    "One row a run of segments that lie in one file of [cold storage](spark.md#cold-storage), or are being copied into "
+    "one, in the log's order; none for a log that has nothing cold.",
+    (
+        Column("log", "string", "the log's name"),
+        Column("first_segment", "bigint", "number of its first segment"),
+        Column("last_segment", "bigint", "number of its last segment"),
+        Column(
+            "state",
+            "string",
+            "`being copied`; `both`: storage nodes have its segments, too; `cold`: the file is the only copy; "
+            "`being deleted`",
+        ),
+        Column("file", "string", "the file's address; null where no segment has a user record"),
+        Column("bytes", "bigint", "the file's size; null while it is being copied"),
+        Column("ledger_bytes", "bigint", "stored bytes of its segments' ledgers, one replica of them"),
+        Column("rows", "bigint", "rows in the file: users' records, or rows of records that hold several"),
+        Column("schema_version", "int", "version of the log's schema whose columns it has; null without a schema"),
+        Column("redacted", "boolean", "whether records were erased from it"),
+        Column("sha256", "string", "SHA-256 of the file, hexadecimal"),
+        Column("attempt", "string", "id of the copy that made it; part of the file's name"),
+        Column("replaced", "array<string>", "addresses of files that it stands in place of, and that are still there"),
+        Column("worker", "string", "who copies, while it is being copied"),
+        Column("started_at", "timestamp", "when copying began, by the worker's clock; null once it is copied"),
+        Column("finished_at", "timestamp", "when it was copied, by the worker's clock"),
+        Column("hot_deleted_at", "timestamp", "when the copies on storage nodes were given up"),
+        Column("error", "string", "why what the log says of its files cannot be read"),
+    ),
+    of_logs=True,
+)
+
 TABLES: Final[dict[str, MetadataTable]] = {
-    table.name: table for table in (LOGS, SEGMENTS, CURSORS, BOOKIES, LEDGERS, SINKS, SCHEMA_VERSIONS)
+    table.name: table for table in (LOGS, SEGMENTS, CURSORS, BOOKIES, LEDGERS, SINKS, SCHEMA_VERSIONS, COLD_FILES)
 }
 
 

@@ -23,12 +23,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dlspark.cold.files.columns import LOG
-from dlspark.cold.files.footer import Footer
-from dlspark.cold.objects.errors import ObjectNotFoundError
-from dlspark.cold.reading.cold_files import ColdFilesHold
 from dlspark.core.codec.vector_decoding import timestamps
+from dlspark.core.cold.files.columns import LOG
+from dlspark.core.cold.files.footer import Footer
+from dlspark.core.cold.reading.cold_files import ColdFilesHold
 from dlspark.core.runtime import Runtime
+from dlspark.objects.errors import ObjectNotFoundError
 from dlspark.spark.errors import TruncatedDataLossError
 from dlspark.spark.source.partition_reader import TARGET_BATCH_BYTES, TYPES, LogPartition
 from dlspark.spark.source.planning import ColdRows, SegmentSpan
@@ -72,7 +72,7 @@ def fetched_groups(partition: LogPartition, columns_of: ColumnsOf[Columns]) -> I
     Raises TruncatedDataLossError where a file is gone, and what reading it raises.
     """
     runtime = Runtime.shared()
-    groups = _Ahead(partition, columns_of)
+    groups = _GroupFetcher(partition, columns_of)
     try:
         while (found := runtime.run(groups.take(runtime))) is not None:
             yield found
@@ -81,7 +81,7 @@ def fetched_groups(partition: LogPartition, columns_of: ColumnsOf[Columns]) -> I
         runtime.run(groups.stop())
 
 
-class _Ahead(Generic[Columns]):
+class _GroupFetcher(Generic[Columns]):
     """Fetches row groups ahead of what was taken. Lives on the event loop."""
 
     def __init__(self, partition: LogPartition, columns_of: ColumnsOf[Columns]) -> None:

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import Filter
 
-from dlspark.cold.files.footer import Footer
-from dlspark.cold.objects.errors import ObjectNotFoundError
-from dlspark.cold.reading.cold_files import ColdFilesHold, shared_cold_files
+from dlspark.core.cold.files.footer import Footer
+from dlspark.core.cold.reading.cold_files import ColdFilesHold, shared_cold_files
+from dlspark.objects.errors import ObjectNotFoundError
 from dlspark.spark.source.cold_columns import gives_records, is_cut, record_columns
 from dlspark.spark.source.frame_columns import FrameColumns
 from dlspark.spark.source.planning import ColdRows, SegmentSpan
@@ -64,7 +64,7 @@ def wanted_columns(frame: FrameColumns, declared: DeclaredColumns | None, hints:
     return WantedColumns((), prepared(declared.packed, frame.schema.json())[0], hints)
 
 
-class ColdPlan:
+class RowGroupPlanner:
     """Makes spans of row groups. To be closed.
 
     Args:
@@ -149,6 +149,4 @@ def _part(footer: Footer, span: SegmentSpan, at: int, names: Sequence[str]) -> S
 def _decoded_bytes(footer: Footer, at: int, names: Sequence[str]) -> int:
     """Return what columns of a row group take before they are compressed."""
     said = footer.parquet.row_group(at)
-    wanted = set(footer.leaves(names))
-    chunks = (said.column(leaf) for leaf in range(said.num_columns))
-    return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in wanted)
+    return sum(said.column(leaf).total_uncompressed_size for leaf in footer.leaves(names))

@@ -11,9 +11,9 @@ comes from
 | differ | there | decoded from the bytes, as everywhere |
 
 Why that is the same: the first line's columns were made by the same decoder with the same declaration. In the second,
-the bytes are exactly those that the encoder of the file's version makes of the columns: they name the fields of that
-version and no other, so to read them as another version is to look for each field by its id. In the third nothing is
-known of what else the bytes say: a JSON record may have named a member that became a column later.
+the bytes are exactly those that the encoder makes of the columns, by some version up to the file's: they name the
+fields of that version and no other, so to read them as another one is to look for each field by its id. In the third
+nothing is known of what else the bytes say: a JSON record may have named a member that became a column later.
 
 A record that was erased has neither bytes nor columns. It is decoded from no bytes, as whoever reads entries gets it.
 
@@ -33,9 +33,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlspark.cold.files.columns import ERROR, FLAG_ERASED, LOG
-from dlspark.cold.files.footer import Footer
 from dlspark.core.codec.vector_decoding import timestamps
+from dlspark.core.cold.files.columns import ERROR, FLAG_ERASED, LOG
+from dlspark.core.cold.files.footer import Footer
 from dlspark.spark.source.cold_columns import empty_rows, is_cut, numbers, within_slots
 from dlspark.spark.source.planning import SegmentSpan
 from dlspark.tables.arrow_decoding import columns_by_ids
@@ -127,8 +127,8 @@ def _wanted_of_misfits(footer: Footer, rows: TypedRows, group: int) -> list[str]
 def _all_fit(footer: Footer, group: int) -> bool:
     """Return whether no record of a row group has an error, by its statistics."""
     said = footer.parquet.row_group(group)
-    at = next(at for at in range(said.num_columns) if said.column(at).path_in_schema == ERROR)
-    statistics = said.column(at).statistics if said.column(at).is_stats_set else None
+    (leaf,) = footer.leaves([ERROR])
+    statistics = said.column(leaf).statistics if said.column(leaf).is_stats_set else None
     return statistics is not None and statistics.has_null_count and statistics.null_count == said.num_rows
 
 

@@ -461,10 +461,13 @@ class SourceDriver:
 
     async def _columns_of_files(self, spans: list[SegmentSpan], reads: PlannedReads) -> list[SegmentSpan]:
         """Return spans, those of cold files as their columns where these give what is read."""
-        from dlspark.spark.source.cold_plan import ColdPlan, wanted_columns  # pyarrow.parquet takes a while to load
+        from dlspark.spark.source.cold_plan import (  # pyarrow.parquet takes a while to load
+            RowGroupPlanner,
+            wanted_columns,
+        )
 
         wanted = wanted_columns(reads.frame, reads.declared, reads.hints)
-        plan = ColdPlan(wanted, self.client_settings.outage_wait_ms / 1000)
+        plan = RowGroupPlanner(wanted, self.client_settings.outage_wait_ms / 1000)
         try:
             return await plan.spans(spans)
         finally:

@@ -113,16 +113,10 @@ class _Chunk:
 
 
 def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the columns `names` of a partition's records as record batches. A partition without spans is an empty
-    read."""
-    for part, columns in partition.by_way() if isinstance(partition, LogPartition) else ():
-        if columns:
-            from dlspark.spark.source.cold_columns import read_cold_records  # as `_entries_for`
-
-            yield from read_cold_records(part, names)
-            continue
-        for rows, log in read_records(part):
-            yield from record_batches(rows, log, names)
+    """Yield the columns `names` of a partition's records as record batches, from their entries. A partition without
+    spans is an empty read."""
+    for rows, log in read_records(partition):
+        yield from record_batches(rows, log, names)
 
 
 def read_records(partition: InputPartition) -> Iterator[tuple[DecodedBatch, str]]:

@@ -179,10 +179,21 @@ class BatchReader(DataSourceReader):
 def _read(partition: InputPartition, frame: FrameColumns) -> Iterator[pa.RecordBatch]:
     """Return in a task: what a frame has of a partition."""
     if not isinstance(partition, LogPartition) or partition.declared is None:
-        return read_partition(partition, frame.names or ())
+        return _read_of_records(partition, frame.names or ())
     from dlspark.spark.source.typed_records import read_typed  # most tasks need none of it
 
     return read_typed(partition, frame.schema)
+
+
+def _read_of_records(partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield in a task: columns of records, from entries and from columns of cold files as the plan says."""
+    for part, columns in partition.by_way() if isinstance(partition, LogPartition) else ():
+        if columns:
+            from dlspark.spark.source.cold_columns import read_cold_records  # pyarrow.parquet takes a while to load
+
+            yield from read_cold_records(part, names)
+        else:
+            yield from read_partition(part, names)
 
 
 @without_traceback

@@ -15,8 +15,6 @@ from helpers.cold.moved_logs import moved, units_of
 from helpers.logs import written
 from helpers.worlds.memory_cluster import MemoryCluster
 
-from dlspark.cold.files.footer import Footer
-from dlspark.cold.objects.opening import open_store
 from dlspark.cold.redaction.erasing import LogErasure
 from dlspark.cold.redaction.selection import ErasureRequest
 from dlspark.cold.restoring.checking import check_file, read_footer
@@ -24,7 +22,9 @@ from dlspark.cold.restoring.rebuilding import LogRebuild, check_files, find_file
 from dlspark.cold.restoring.returning import LogReturn
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
+from dlspark.core.cold.files.footer import Footer
 from dlspark.errors import DamagedColdFileError, SqlTextError
+from dlspark.objects.opening import open_store
 from dlspark.tables.declaration import SchemaChangedError
 from dlspark.tables.evolution import RenameColumn
 from metadata.distributedlog.cold_store import ColdStore

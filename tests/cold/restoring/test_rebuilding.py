@@ -12,10 +12,10 @@ from helpers.cold.moved_logs import all_ledgers, moved, units_of
 from helpers.logs import written
 from helpers.worlds.memory_cluster import MemoryCluster
 
-from dlspark.cold.objects.opening import open_store
 from dlspark.cold.restoring.checking import check_file, read_footer
 from dlspark.cold.restoring.rebuilding import LogRebuild, check_files, find_files
 from dlspark.cold.restoring.returning import LogReturn
+from dlspark.objects.opening import open_store
 from metadata.distributedlog.cold_units import UnitState
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.zookeeper.memory import Fault

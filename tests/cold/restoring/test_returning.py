@@ -13,9 +13,9 @@ from helpers.cold.moved_logs import all_ledgers, moved, truncate_cold, units_of
 from helpers.logs import written
 from helpers.worlds.memory_cluster import MemoryCluster
 
-from dlspark.cold.files.footer import Footer
 from dlspark.cold.restoring.returning import LogReturn
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.cold.files.footer import Footer
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.cold_units import UnitState
 from metadata.distributedlog.locks import OwnershipAcquireFailedError

@@ -11,7 +11,7 @@ import pytest
 
 if TYPE_CHECKING:
     from helpers.cold.places import ObjectPlace, ServedPlace
-    from helpers.cold.servers import S3Server
+    from helpers.cold.servers import HdfsServer, S3Server
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +34,28 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     server.process.stop()
 
 
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsServer]:
+    """Run HDFS for the session; skip where its jars are out of reach."""
+    from dlspark.testing.java_process import OutOfReachError
+    from helpers.cold.servers import start_hdfs
+
+    try:
+        server = start_hdfs(tmp_path_factory.mktemp("hdfs"))
+    except OutOfReachError as reason:
+        pytest.skip(str(reason))
+    yield server
+    server.process.stop()
+
+
+@pytest.fixture
+def hdfs_place(hdfs: HdfsServer) -> ServedPlace:
+    """Give a folder of HDFS with nothing in it."""
+    from helpers.cold.places import ServedPlace
+
+    return ServedPlace(f"{hdfs.root}/{uuid.uuid4().hex}", {"endpoint": hdfs.endpoint}, part_bytes=1 << 20)
+
+
 @pytest.fixture
 def moto_place(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedPlace]:
     """Give a prefix of moto's bucket with nothing below it, and its keys to this process."""
@@ -46,7 +68,7 @@ def seaweed_place(seaweed: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
     yield from _prefix(seaweed, monkeypatch)
 
 
-@pytest.fixture(params=["memory", "folder", "moto", "seaweed"])
+@pytest.fixture(params=["memory", "folder", "moto", "seaweed", "hdfs"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectPlace:
     """Give a place for objects with nothing in it; a test that takes it runs on each kind."""
     from helpers.cold.places import ObjectPlace, folder_place, memory_place

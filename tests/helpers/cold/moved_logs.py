@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dlspark.cold.files.footer import FileIdentity
-from dlspark.cold.files.writing import ColdFileWriter
-from dlspark.cold.objects.opening import open_store
+from dlspark.core.cold.files.footer import FileIdentity
+from dlspark.core.cold.files.writing import ColdFileWriter
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.objects.opening import open_store
 from dlspark.tables.declaration import Declaration
 from helpers.cold.places import put
 from metadata.distributedlog.cold_units import (

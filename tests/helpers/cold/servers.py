@@ -1,4 +1,4 @@
-"""Servers that hold objects, as processes of the test session: S3 by moto (a strict mock) and by SeaweedFS.
+"""Servers that hold objects, as processes of the test session: S3 by moto (a strict mock) and SeaweedFS, HDFS.
 
 Each is started once, when the first test asks, on free ports, with its data in the session's temporary folder; it ends
 with the session, and with the process that started it, however that ends.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -19,7 +21,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from dlspark.testing.java_process import free_port
+from dlspark.testing.java_process import OutOfReachError, class_path_of, free_port
+from helpers.jvm_flags import java_flags
 from helpers.waiting import wait_until
 from metadata.foundation.processes import ending_with_parent
 
@@ -35,7 +38,7 @@ KEYS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 class ServerProcess:
-    """A server as a child of this process."""
+    """A server as a child of this process. What it prints is its log."""
 
     def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,6 +69,20 @@ class ServerProcess:
             return True
 
         wait_until(answers, lambda: f"{url}: {self.last_lines()}", every_s=0.1)
+
+    def wait_for_line(self, pattern: str) -> re.Match[str]:
+        """Wait until a line of its log begins like this; return it. Raises AssertionError where it has ended."""
+        found: list[re.Match[str]] = []
+
+        def printed() -> bool:
+            assert self._process.poll() is None, f"the server has ended: {self.last_lines()}"
+            match = re.search(f"^{pattern}$", self.log.read_text("utf-8", "replace"), re.MULTILINE)
+            if match is not None:
+                found.append(match)
+            return match is not None
+
+        wait_until(printed, self.last_lines, every_s=0.1)
+        return found[0]
 
     def last_lines(self) -> str:
         """Return the end of its log."""
@@ -174,3 +191,37 @@ def _with_bucket(process: ServerProcess, endpoint: str) -> S3Server:
         process.stop()
         raise
     return S3Server(process, endpoint)
+
+
+@dataclass(frozen=True)
+class HdfsServer:
+    """A name node and a data node in one process.
+
+    Args:
+        root: the address of its file system.
+        endpoint: where its name node serves WebHDFS.
+        data_node: where its data node shows what it counts.
+    """
+
+    process: ServerProcess
+    root: str
+    endpoint: str
+    data_node: str
+
+
+def start_hdfs(folder: Path) -> HdfsServer:
+    """Start HDFS's mini cluster, whose jars Maven fetches. Raises OutOfReachError."""
+    here = Path(__file__).parent / "hdfs"
+    jars = class_path_of(here / "pom.xml")
+    java = shutil.which("java")
+    if java is None:
+        raise OutOfReachError("java is not installed")
+    command = [java, *java_flags(192), "--add-opens=java.base/java.lang=ALL-UNNAMED", "-cp", jars]
+    process = ServerProcess([*command, str(here / "MiniHdfs.java"), "data"], folder)
+    try:
+        ports = process.wait_for_line(r"ready (\d+) (\d+) (\d+)")
+    except BaseException:
+        process.stop()
+        raise
+    address = f"http://{HOST}:"
+    return HdfsServer(process, f"hdfs://{HOST}:{ports[1]}", f"{address}{ports[2]}", f"{address}{ports[3]}")
