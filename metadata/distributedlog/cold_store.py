@@ -339,7 +339,7 @@ class ColdStore:
             if left and await self._store.exists(notes) is None:
                 ops.append(Create(notes))
             for one in left:
-                # Off the list and noted in one transaction; the ledgers are deleted only afterwards (I7).
+                # Off the list and noted in one transaction (I21); the ledgers are deleted only afterwards (I7).
                 ops += [Delete(paths.segment(one)), Create(f"{notes}/{one.ledger_id}")]
             await self._store.multi(ops)
             return Versioned(after, unit.version + 1)
