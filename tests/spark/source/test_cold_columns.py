@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,17 +10,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as f
 
+from dlspark.spark import enable
 from dlspark.tables.declaration import RecordFormat
 from dlspark.tables.evolution import AddColumn
 from dlspark.tables.types import STRING
 
 if TYPE_CHECKING:
-    from helpers.cold.moved import HandMover
     from helpers.spark.logs import Logs
     from helpers.spark.typed_logs import TypedLog
     from pyspark.sql import DataFrame, SparkSession
-
-    from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 
@@ -42,10 +39,9 @@ def row(number: int) -> dict[str, object]:
 
 
 @pytest.fixture
-def sql(spark: SparkSession, sandbox: Sandbox) -> SparkSession:
-    """Return the session, with the sandbox as its catalog `dlog`."""
-    spark.conf.set("spark.sql.catalog.dlog", "org.dlspark.sql.DistributedLogCatalog")
-    spark.conf.set("spark.sql.catalog.dlog.uri", sandbox.uri)
+def sql(spark: SparkSession) -> SparkSession:
+    """Return the session with the catalog `dlog`."""
+    enable(spark)
     return spark
 
 
@@ -54,13 +50,11 @@ class HalfCold:
 
     def __init__(self, logs: Logs, root: Path, format_: RecordFormat) -> None:
         self.logs = logs
-        self.log: TypedLog = logs.typed(f"half_cold_{format_.value}".replace("-", "_"))
-        self.log.name = self.log.name.replace("-", "_")
+        self.log: TypedLog = logs.typed(f"half-cold-{format_.value}")
         self._root = root
         logs.run(self.log.declare(COLUMNS, format_, timestamp="at"))
         for first in (0, 300):
             logs.run(self.log.write([row(number) for number in range(first, first + 300)]))
-        self.middle = logs.segments(self.log.name)[-1]
         logs.run(self.log.write_bytes([b"bad"], [int((NOON + dt.timedelta(seconds=599)).timestamp() * 1000)]))
         logs.run(self.log.write([row(number) for number in range(600, 700)]))
 
@@ -71,7 +65,7 @@ class HalfCold:
     async def _move(self) -> None:
         from helpers.cold.moved import HandMover
 
-        mover = HandMover(self.logs.namespace, f"file://{self._root}", row_group_bytes=4_000)
+        mover = HandMover(self.log.namespace, f"file://{self._root}", row_group_bytes=4_000)
         await mover.move(self.log.name, 1, 2, self.log.declaration)
         await mover.move(self.log.name, 3, 3, self.log.declaration)
 
@@ -100,10 +94,11 @@ def test_queries_say_of_a_half_cold_log_what_they_said_before(
     sql: SparkSession, plain_format: str, logs: Logs, tmp_path: Path, format_: RecordFormat
 ) -> None:
     half = HalfCold(logs, tmp_path, format_)
-    table, name = f"dlog.{half.log.name}", half.log.name
+    table, name = f"dlog.`{half.log.name}`", half.log.name
 
     def answers() -> list[list[str]]:
-        found = [shown(sql.sql(one.format(t=table))) for one in QUERIES]
+        queries = QUERIES if format_ is RecordFormat.JSON else QUERIES[:4]
+        found = [shown(sql.sql(one.format(t=table))) for one in queries]
         found.append(shown(sql.sql(f"SELECT count(*), max(id) FROM {table} VERSION AS OF '2:20:1'")))
         found.append(shown(sql.sql(f"SELECT max(id) FROM {table} TIMESTAMP AS OF '2026-11-01 12:03:20'")))
         found.append(shown(sql.read.format(plain_format).load(name).where("id < 320")))
@@ -121,7 +116,12 @@ def test_queries_say_of_a_half_cold_log_what_they_said_before(
     half.move()
     assert answers() == hot
     segments = sql.sql(f"SELECT segment, place, cold_bytes > 0 FROM {table}.segments").collect()
-    assert [tuple(one) for one in segments] == [(1, "cold", True), (2, "cold", True), (3, "cold", True), (4, "hot", None)]
+    assert [tuple(one) for one in segments] == [
+        (1, "cold", True),
+        (2, "cold", True),
+        (3, "cold", True),
+        (4, "hot", None),
+    ]
     files = sql.sql(f"SELECT first_segment, last_segment, state FROM {table}.cold_files").collect()
     assert [tuple(one) for one in files] == [(1, 2, "cold"), (3, 3, "cold")]
     # A column that is added now is there for old rows, too.
