@@ -66,6 +66,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── StoreRefusedError              *   an object store refuses: rights, credentials, no space
     │   └── CorruptDataError                   bytes read back are not what was written
     │       ├── InvalidEntryError              520: an entry's envelope or records cannot be decoded
+    │       ├── DamagedColdFileError           a cold file is not what was written
     │       ├── DigestError                *   an entry fails its digest
     │       ├── RangeShortError            *   a cold file is shorter than what was written
     │       ├── SegmentListError           *   600: a segment in the middle of the log is missing
@@ -341,6 +342,44 @@ class InvalidEntryError(CorruptDataError):
     code: ClassVar[int] = 520
 
 
+class DamagedColdFileError(CorruptDataError):
+    """A cold file is not what was written: nothing of the damaged part is returned (I12).
+
+    `url` is the file, `row_group`, `column` and `page` (from 0) are where it is damaged, as far as that is known.
+    """
+
+    url: str = ""
+    row_group: int | None = None
+    column: str | None = None
+    page: int | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        url: str,
+        row_group: int | None = None,
+        column: str | None = None,
+        page: int | None = None,
+        dlsn: object | None = None,
+        advice: str | None = None,
+    ) -> None:
+        places = (("row group", row_group), ("column", column), ("page", page))
+        where = "".join(f", {name} {value}" for name, value in places if value is not None)
+        super().__init__(
+            f"a cold file is damaged{where}: {message}; nothing of that part was read",
+            path=url,
+            dlsn=dlsn,
+            advice=advice
+            or "Read it again; if it stays so, restore the object from a copy or an older version of it, and see what "
+            "else is damaged with dlspark cold verify",
+        )
+        self.url = url
+        self.row_group = row_group
+        self.column = column
+        self.page = page
+
+
 class TransmitError(OutcomeUnknownError):
     """The entry was sent and not acknowledged: recovery by the next owner may keep it or drop it."""
 
@@ -400,6 +439,7 @@ __all__ = [
     "ConditionError",
     "ConnectionLossError",
     "CorruptDataError",
+    "DamagedColdFileError",
     "DigestError",
     "DistributedLogError",
     "DuplicateLogError",

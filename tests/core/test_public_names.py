@@ -35,6 +35,7 @@ CODES = {
     "ConditionError": 603,
     "ConnectionLossError": 505,
     "CorruptDataError": 500,
+    "DamagedColdFileError": 500,
     "DigestError": 500,
     "DistributedLogError": 500,
     "DuplicateLogError": 600,

@@ -1,7 +1,7 @@
 """Which columns a cold file has, and their field ids (docs/reference/cold-files.md#columns).
 
     _log     a struct: where a row's record is, and what its header says
-    ...      the columns of the declared schema, with its own field ids, all of which may be null
+    ...      the columns of the declared schema, with its own field ids; they, and all fields in them, may be null
     value    the record's bytes; null where the columns give them back, or where they were erased
     _error   why the record does not fit the schema, or that it was erased; null otherwise
 
@@ -61,9 +61,29 @@ def value_name(declaration: Declaration | None) -> str:
     return name
 
 
+def _nullable(one: pa.Field) -> pa.Field:
+    """Return a field that may be null, with its id: a record that does not fit has no value of a required one, and
+    Parquet takes no null in what is required, not even below a null. Keys of maps alone are never null."""
+    return pa.field(one.name, _all_nullable(one.type), metadata=one.metadata)
+
+
+def _all_nullable(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(type_):
+        return pa.struct([_nullable(part) for part in type_])
+    if pa.types.is_map(type_):
+        key = pa.field("key", _all_nullable(type_.key_type), nullable=False, metadata=type_.key_field.metadata)
+        return pa.map_(key, _nullable(type_.item_field))
+    return pa.list_(_nullable(type_.value_field)) if pa.types.is_list(type_) else type_
+
+
+def typed_schema(declaration: Declaration) -> pa.Schema:
+    """Return the typed columns of a file whose records are declared so."""
+    return pa.schema([_nullable(one) for one in arrow_schema(declaration.current)])
+
+
 def file_schema(declaration: Declaration | None) -> pa.Schema:
     """Return the columns of a file whose records are declared so; None: bytes alone."""
-    typed = [] if declaration is None else [one.with_nullable(True) for one in arrow_schema(declaration.current)]
+    typed = [] if declaration is None else list(typed_schema(declaration))
     return pa.schema(
         [
             pa.field(LOG, LOG_TYPE, nullable=False, metadata={FIELD_ID: str(LOG_ID).encode()}),

@@ -30,10 +30,10 @@ import pyarrow.parquet as pq
 
 from dlspark.cold.files.columns import ERROR, LOG, LOG_NAMES, value_name
 from dlspark.cold.files.entry_table import EntryTable
-from dlspark.cold.files.errors import DamagedColdFileError
 from dlspark.cold.files.group_index import decode_index
 from dlspark.cold.files.seal import CRC_DIGITS, SEAL_VERSION, SHA_DIGITS, checked_seal
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.errors import DamagedColdFileError
 from dlspark.tables.declaration import Declaration
 from metadata.distributedlog.cold_units import ColdSegment
 from metadata.distributedlog.segments import SegmentMetadata

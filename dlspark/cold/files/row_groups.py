@@ -23,12 +23,12 @@ import pyarrow.parquet as pq
 
 from dlspark.cold.files.columns import FLAG_ERASED, LOG
 from dlspark.cold.files.digests import RecordColumns, RecordDigest
-from dlspark.cold.files.errors import DamagedColdFileError
 from dlspark.cold.files.fetched import FetchedFile, MissingRangeError
 from dlspark.cold.files.footer import Footer
 from dlspark.cold.files.typed_columns import TypedColumns
 from dlspark.core.codec.record_chain import IntArray
 from dlspark.core.codec.records import FLAGS_MASK
+from dlspark.errors import DamagedColdFileError
 from metadata.foundation.errors import CallerError
 from storage_node.protocol.frames import Buffer
 

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
-from dlspark.cold.files.errors import DamagedColdFileError
+from dlspark.errors import DamagedColdFileError
 
 SEAL_KEY: Final = b"dlspark.cold.seal"
 SEAL_VERSION: Final = b"seal1:"

@@ -17,7 +17,8 @@ digest, since another version of a library may frame or print a value in another
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -25,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlspark.cold.files.columns import NO_ROWS, STORED
+from dlspark.cold.files.columns import NO_ROWS, STORED, typed_schema
 from dlspark.core.codec.record_chain import IntArray
 from dlspark.tables import arrow_encoding, avro_encoding, json_encoding
 from dlspark.tables.arrow_types import arrow_type
@@ -72,12 +73,15 @@ class TypedColumns:
     def __init__(self, declaration: Declaration) -> None:
         self.declaration = declaration
         self._decoder = RecordDecoder(declaration)
+        self._schema = typed_schema(declaration)
         self._last = declaration.current
 
     def of(self, payloads: pa.BinaryArray, txids: IntArray) -> TypedPart:
         """Return the rows of records; a null payload is one that was erased, and gives one row of nulls."""
         filled = payloads.fill_null(b"") if payloads.null_count else payloads
         found = self._decoder.decode(filled, pa.array(txids))
+        # What is tried below is what comes back from the file: in its types, where more may be null.
+        found = replace(found, rows=found.rows.cast(self._schema))
         count = len(payloads)
         if found.counts is None:
             record = np.arange(count)
@@ -163,7 +167,11 @@ class TypedColumns:
         self, payloads: pa.Array, rows: pa.RecordBatch, chosen: IntArray, starts: IntArray, schema: Schema
     ) -> npt.NDArray[np.bool_]:
         """Return for each chosen record whether a version gives the very bytes."""
-        encoded = self._encoded(rows, chosen, starts, schema)
+        try:
+            encoded = self._encoded(rows, chosen, starts, schema)
+        except (RowRefusedError, pa.ArrowException):
+            # A value that the version has no room for, or a required one that is null: it has not made all of these.
+            return np.zeros(len(chosen), np.bool_)
         if encoded is None:
             return np.zeros(len(chosen), np.bool_)
         wanted = payloads if len(chosen) == len(payloads) else payloads.take(pa.array(chosen))
@@ -172,31 +180,31 @@ class TypedColumns:
     def _encoded(
         self, rows: pa.RecordBatch, chosen: IntArray, starts: IntArray, schema: Schema
     ) -> pa.BinaryArray | None:
-        """Return the chosen records as a version encodes them; None where it has a column that the rows do not."""
-        one_each = len(starts) - 1 == len(rows) and self.declaration.format is not RecordFormat.ARROW
-        if one_each and len(chosen) < len(rows):
-            rows = rows.take(pa.array(chosen))
-        elif not one_each:
-            check(self.declaration.format is RecordFormat.ARROW, "only Arrow's records have many rows")
-        try:
-            older = as_version(rows, self.declaration.current, schema)
-            if older is None:
-                return None
-            if self.declaration.format is RecordFormat.JSON:
-                return json_encoding.encode_rows(older, schema).cast(pa.binary())
-            if self.declaration.format is RecordFormat.AVRO:
-                return avro_encoding.encode_rows(older, schema).cast(pa.binary())
-            return self._streams(older, chosen, starts, schema)
-        except (RowRefusedError, pa.ArrowException):
-            # A value that the version has no room for, or a required one that is null: it has not made these records.
-            return None
+        """Return the chosen records as a version encodes them; None where it has a column that the rows do not.
 
-    def _streams(self, rows: pa.RecordBatch, chosen: IntArray, starts: IntArray, schema: Schema) -> pa.BinaryArray:
+        Raises RowRefusedError or ArrowException where a row has a value that the version does not take."""
+        check(len(starts) - 1 == len(rows) or self.declaration.format is RecordFormat.ARROW, "a record has many rows")
+        if len(chosen) < len(starts) - 1:
+            # Of these alone: a value of another record may have no room in the version's types.
+            counts = np.diff(starts)
+            wanted = np.zeros(len(counts), np.bool_)
+            wanted[chosen] = True
+            rows = rows.filter(pa.array(np.repeat(wanted, counts)))
+            starts = np.concatenate([[0], np.cumsum(counts[chosen])])
+        older = as_version(rows, self.declaration.current, schema)
+        if older is None:
+            return None
+        if self.declaration.format is RecordFormat.JSON:
+            return json_encoding.encode_rows(older, schema).cast(pa.binary())
+        if self.declaration.format is RecordFormat.AVRO:
+            return avro_encoding.encode_rows(older, schema).cast(pa.binary())
+        return self._streams(older, starts, schema)
+
+    def _streams(self, rows: pa.RecordBatch, starts: IntArray, schema: Schema) -> pa.BinaryArray:
         """Return Arrow records, each of its own rows: one by one, since each is a stream."""
-        made: list[bytes | None] = []
-        for at in chosen.tolist():
-            part = rows.slice(int(starts[at]), int(starts[at + 1] - starts[at]))
-            payloads = arrow_encoding.encode_rows(part, schema, self.declaration.id)
+        made: list[bytes] = []
+        for first, after in pairwise(starts.tolist()):
+            payloads = arrow_encoding.encode_rows(rows.slice(first, after - first), schema, self.declaration.id)
             made.append(payloads[0].as_py() if len(payloads) == 1 else b"")
         return pa.array(made, pa.binary())
 
@@ -230,7 +238,9 @@ def _as_type(column: pa.Array, current: Type, wanted: Type) -> pa.Array | None:
         made = _as_fields(parts, current.fields, wanted.fields)
         if made is None:
             return None
-        return pa.StructArray.from_arrays(made, fields=list(arrow_type(wanted)), mask=column.is_null())
+        # Of the types that the parts have: whether something in them may be null is said otherwise in a file.
+        fields = [pa.field(one.name, part.type) for one, part in zip(wanted.fields, made, strict=True)]
+        return pa.StructArray.from_arrays(made, fields=fields, mask=column.is_null())
     if pa.types.is_nested(column.type):
         return None  # what a list or map holds has changed: rare, and its records keep their bytes
     return column.cast(arrow_type(wanted))

@@ -138,6 +138,7 @@ REASON_OF_NAME: Final[Mapping[str, Reason]] = MappingProxyType(
         "RecordTooLongError": Reason.RECORD_REFUSED,
         "CorruptDataError": Reason.DATA_DAMAGED,
         "DigestError": Reason.DATA_DAMAGED,
+        "DamagedColdFileError": Reason.DATA_DAMAGED,
         "InvalidEntryError": Reason.DATA_DAMAGED,
         "RangeShortError": Reason.DATA_DAMAGED,
         "PositionGapError": Reason.POSITIONS_MISSING,
