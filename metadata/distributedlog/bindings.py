@@ -35,7 +35,15 @@ from metadata.store import check_path
 DEFAULT_FIRST_LSSN: Final = 1
 SUB_NAMESPACES: Final = ".subnamespaces"
 """The child of a federated namespace below which its further sub-namespaces are."""
-RESERVED_NODES: Final = (SUB_NAMESPACES, ".allocation_pool", ".sinks", ".executions", ".write_proxy", ".server-load")
+RESERVED_NODES: Final = (
+    SUB_NAMESPACES,
+    ".allocation_pool",
+    ".sinks",
+    ".executions",
+    ".write_proxy",
+    ".server-load",
+    ".dlspark-cold",
+)
 _QUORUMS: Final = 100
 _FORMAT: Final = "1"
 _TAG: Final = "BKDL"

@@ -158,4 +158,5 @@ def content(segment: SegmentMetadata) -> SegmentMetadata:
 
 
 def kept_error(name: str, unit: ColdUnit, why: str, advice: str) -> ColdKeptError:
+    """Return the error for a unit whose copies may not go yet."""
     return ColdKeptError(f"unit {unit.name} stays as it is: {why}", log=name, advice=advice)

@@ -538,7 +538,7 @@ class ColdStore:
         found: dict[str, Mapping[str, str]] = {}
         for unit in await self.units(name):
             for file in (unit.value.file, *unit.value.replaced):
-                if file is not None:
+                if file is not None and not file.borrowed:
                     found[file.url.rpartition("/")[0]] = file.options
         for attempt in await self.attempts(name):
             found[attempt.value.url.rpartition("/")[0]] = attempt.value.options
@@ -570,4 +570,4 @@ def _check_unit(name: str, attempt: ColdAttempt, segments: Sequence[ColdSegment]
         check(one.first_row == row and one.rows >= 0, "a unit's rows follow each other", log=name)
         row += one.rows
     check((0 if file is None else file.rows) == row, "a unit's rows are its file's", log=name)
-    check(file is None or file.url == attempt.url, "a unit's file is the attempt's object", log=name)
+    check(file is None or file.borrowed or file.url == attempt.url, "a unit's file is the attempt's object", log=name)

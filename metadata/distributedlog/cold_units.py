@@ -435,8 +435,11 @@ def _segment_fields(one: ColdSegment) -> dict[str, Any]:
 
 def _segment(fields: Mapping[str, Any], path: str) -> ColdSegment:
     name = fields.get("name")
-    where = f"{path}/{name}" if name is not None else path
-    metadata = SegmentMetadata.decode(_text(fields["m"]).encode("ascii"), where, skip_minimum_version=True)
+    # What is decoded takes the last part of its path for its name; here that is the unit's.
+    metadata = replace(
+        SegmentMetadata.decode(_text(fields["m"]).encode("ascii"), path, skip_minimum_version=True),
+        name=None if name is None else _text(name),
+    )
     if metadata.in_progress:
         raise ValueError("a cold segment is completed")
     return ColdSegment(metadata, int(fields["at"]), int(fields["rows"]), int(fields["bytes"]))

@@ -364,11 +364,12 @@ def _refuse_locked(log: str, paths: LogPaths, nodes: list[_ZnodeRead]) -> None:
         name = owner.data.decode("utf-8", "replace")
         raise OwnershipAcquireFailedError(name, path=paths.lock, log=log, kept="nothing was renamed")
     if members:
+        holder = members[0].data.decode("utf-8", "replace")
         raise LockingError(
-            f"a reader has it locked ({members[0].data.decode('utf-8', 'replace')}); nothing was renamed",
+            f"a reader, or a cold storage worker, has it locked ({holder}); nothing was renamed",
             log=log,
             path=members[0].path,
-            advice="Close its readers that have subscriptions or locks",
+            advice="Close its readers that have subscriptions or locks, or wait for the worker",
         )
 
 

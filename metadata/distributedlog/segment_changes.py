@@ -17,6 +17,10 @@ transaction notes the ledger, so that none is forgotten:
 | `P/deletedLedgers` | empty; made on demand, goes with its last child |
 | `P/deletedLedgers/<ledger id>` | empty: no segment has this ledger any more, it is to be deleted |
 
+Where a log has segments in files alone, whatever hides or removes segments of the list hides the older ones in files as
+well, by the same transactions: `P/cold` says from where on the log is not hidden (`cold_units`). It is read behind the
+list, and each transaction depends on it, so that a segment whose hot copy goes meanwhile is not missed.
+
 A note is final and ledger ids are not given twice, so any process may delete a noted ledger at any time. These znodes
 are not upstream's; it leaves them alone, and removes them with the log.
 """
@@ -27,6 +31,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
+from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_units import ColdLog, Position, end_of, hidden_to
 from metadata.distributedlog.locks import LockingError
 from metadata.distributedlog.log_names import LogPaths, LogState, log_not_found_error
 from metadata.distributedlog.logs import LogStore
@@ -52,6 +58,8 @@ Change: TypeAlias = tuple[SegmentMetadata, SegmentMetadata]
 """A segment as it is in the list, and as it is to be."""
 Guard: TypeAlias = Callable[[], Op]
 """Makes the operation that fails unless the caller owns the log; it raises where that is known already."""
+Cold: TypeAlias = Versioned[ColdLog]
+"""What is said of a log's cold storage, as it was read behind the list."""
 Turn: TypeAlias = SetData
 """The operation that fails where segments were marked since it was made."""
 
@@ -88,17 +96,52 @@ class SegmentChanges:
             raise log_not_found_error(self._name, path) from error
         return SetData(path, data, stat.version)
 
-    async def mark(self, changes: Sequence[Change], guard: Guard, turn: Turn) -> None:
+    async def cold(self) -> Cold | None:
+        """Return what is said of the log's cold storage; None where it has none. Call it after you have read the list.
+
+        Raises CorruptDataError.
+        """
+        path = self._paths.cold
+        try:
+            data, stat = await repeat(self._store, lambda: self._store.get(path))
+        except NoNodeError:
+            return None
+        return Versioned(ColdLog.decode(data, path), stat.version)
+
+    async def mark(
+        self,
+        changes: Sequence[Change],
+        guard: Guard,
+        turn: Turn,
+        cold: Cold | None = None,
+        hidden: Position = (0, 0, 0),
+    ) -> None:
         """Give segments another truncation status, oldest first: one transaction where they fit in one, else several.
+        Where the log has cold storage (`cold`), what lies in files below `hidden` is hidden as well.
 
         Raises LockingError, SegmentsMovedError, or the store's error; what came before is applied then.
         """
         for before, after in changes:
             check(not before.in_progress and not after.in_progress, "only a completed segment is truncated")
             check(before.ledger_id == after.ledger_id, "a truncated segment keeps its ledger")  # I2
+        done = 0
         for transaction in _transactions([self._marking(*change) for change in changes], guard):
-            await self._apply([*transaction, turn])
+            done += (len(transaction) - 1) // 2
+            # Files first: a list whose head is hidden never follows segments in files that are not (I8).
+            share, cold = self._hiding(cold, hidden if done == len(changes) else hidden_to(changes[done - 1][1]))
+            await self._apply([*transaction, turn, *share])
             turn = replace(turn, version=turn.version + 1)  # the set of `P` in it was our own
+        share, cold = self._hiding(cold, hidden)
+        if share:
+            await self._apply([guard(), turn, *share])  # It lies in files: no segment of the list was to be marked.
+
+    def _hiding(self, cold: Cold | None, hidden: Position) -> tuple[Ops, Cold | None]:
+        """Return what hides files below a position, and what is said of them afterwards; nothing where that is hidden
+        already: it never moves back (I8)."""
+        if cold is None or cold.value.deleted or hidden <= cold.value.truncated_to:
+            return [], cold
+        after = Versioned(replace(cold.value, truncated_to=hidden), cold.version + 1)
+        return [SetData(self._paths.cold, after.value.encode(), cold.version)], after
 
     def _marking(self, before: SegmentMetadata, after: SegmentMetadata) -> Ops:
         path = self._paths.segment(before)
@@ -113,9 +156,23 @@ class SegmentChanges:
 
     # ---- taking off the list ----------------------------------------------------------------------------------------
 
-    async def remove(self, segments: Sequence[SegmentMetadata], guard: Guard) -> None:
-        """Take segments off the list, oldest first, and note their ledgers. Raises as `mark` does."""
-        await self._remove([self._removal(segment) for segment in segments], guard)
+    async def remove(
+        self,
+        segments: Sequence[SegmentMetadata],
+        guard: Guard,
+        cold: Cold | None = None,
+        hidden: Position = (0, 0, 0),
+    ) -> None:
+        """Take segments off the list, oldest first, and note their ledgers. Where the log has cold storage (`cold`),
+        what lies in files below `hidden`, and before the segments, is hidden for good. Raises as `mark` does."""
+        units = [self._removal(segment) for segment in segments]
+        # What goes first hides what lies in files before it; the rest hides itself by the order of the list.
+        share, _ = self._hiding(cold, max([hidden, *map(end_of, segments)]))
+        if share and not units:
+            await self._apply([guard(), *share])
+        elif units:
+            units[0] = [*share, *units[0]]
+            await self._remove(units, guard)
 
     async def clear(self, state: LogState, segments: Sequence[SegmentMetadata], guard: Guard) -> None:
         """Remove all segments, and what the log has allocated, so that no deposed writer's transaction can be applied

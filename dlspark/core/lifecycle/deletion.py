@@ -3,11 +3,14 @@
 **How anything is deleted.** Both deletions do the same three steps while the log's lock is held (`OwnedSegments`), and
 the order is what makes a crash harmless. First one transaction takes segments off the log's list and notes their
 ledgers: from then on no reader can find them (I7). Then the noted ledgers are deleted, and each is taken off the notes.
-A whole log's znodes go last. Whatever is left by a crash is found and finished by the same steps, run again:
+A whole log's znodes go last. Files of cold storage are not deleted here, but by a sweep that may run anywhere: what it
+may delete is noted, of a whole log beside the logs (`ColdStore.bury`), since its own znodes go. Whatever is left by a
+crash is found and finished by the same steps, run again:
 
 | the process dies | that leaves | finished by |
 |---|---|---|
 | before the transaction | the log, or the segments, whole | a second deletion; the next run |
+| after a log's files were noted | the log without what lies in files alone | a second deletion |
 | after it | ledgers without readers, noted | a second deletion, or the next owner's first run |
 | after some ledgers | notes of ledgers that are gone | the same: deleting a missing ledger is a success |
 | after the ledgers of a whole log | a log without segments | a second deletion |
@@ -28,7 +31,9 @@ without the last of them: the next segment's sequence ids continue from that one
                  must have been truncated as well
     by txid      their last transaction id is below the given one
 
-The first one that stays ends the walk, so the list never has a hole.
+The first one that stays ends the walk, so the list never has a hole. Where the log goes to cold storage
+(`coldStoragePath`), or has anything in files that is not hidden, only what a truncation has hidden goes by these rules:
+the rest is the mover's to take off the list, once it is in a file. So nothing is lost where no mover runs.
 
 A writer starts a run with each start of a segment, beside the writing, unless one is still under way. A run reads
 settings and clock when it begins. It reads the list only where, by what the writer knows, a segment has expired, so as
@@ -44,13 +49,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import TypeAlias
 
 from dlspark.core.lifecycle.owned_segments import OwnedSegments, completed_head, taken
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.reading.segments import is_truncated
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
 from metadata.distributedlog.log_names import log_not_found_error
 from metadata.distributedlog.segment_changes import check_guard
@@ -110,7 +115,12 @@ async def creation_of(services: Services, name: str) -> int:
 
 
 async def _delete(services: Services, owned: OwnedSegments) -> None:
+    cold = ColdStore(services.logs)
+    # First of all: once the tree is gone nothing says that there are files.
+    await cold.bury(owned.name, owned.guard, now_ms=services.clock.now_ms())
     version = await owned.clear()  # First: the znodes that name the ledgers go only once the ledgers are gone.
+    # Again: the log's first segments may have been taken since. No more are, now that none is on the list.
+    await cold.bury(owned.name, owned.guard, now_ms=services.clock.now_ms())
     try:
         await services.logs.delete_tree(owned.name, owned.guard, version)
     except NoNodeError as error:
@@ -133,8 +143,6 @@ _log = logging.getLogger(__name__)
 HOUR_MS = 3_600_000
 CLOCK_WARN_MS = 5 * 60 * 1000
 """A clock that is further ahead is worth a warning; below it, a run may only have begun late."""
-Rule: TypeAlias = Callable[[Sequence[SegmentMetadata]], list[SegmentMetadata]]
-"""Chooses the segments of a list that may be deleted."""
 
 
 def _oldest(segments: Sequence[SegmentMetadata], may_go: Callable[[SegmentMetadata], bool]) -> list[SegmentMetadata]:
@@ -190,7 +198,8 @@ class Retention:
         try:
             if settings.retention_hours > 0 and self._may_be_due(before_ms):
                 before_ms -= await self._ahead_ms()
-                await self._purge_expired(before_ms, settings.explicit_truncation)
+                only_truncated = settings.explicit_truncation or bool(settings.cold_path)
+                await self._purge_expired(before_ms, only_truncated)
             elif self._owned.unswept:
                 await self._owned.sweep()
         except DistributedLogError as error:
@@ -230,7 +239,7 @@ class Retention:
             first_left = segments[len(doomed)].lssn if len(segments) > len(doomed) else 0
             return doomed
 
-        await self._owned.purge(rule)
+        await self._owned.purge(rule, keeps_files=True)
         self._first_left = first_left
 
     async def close(self) -> None:

@@ -14,6 +14,10 @@ segments, at the end of this file:
     the DLSN lies within the segment    PARTIALLY_TRUNCATED, the DLSN is its minimum active position
     it begins at or above the DLSN      stays, and so does everything behind it
 
+Where older segments lie in files alone (`metadata.distributedlog.cold_units`) they are hidden by the same transactions,
+all of them at once; an owner lists segments first and reads what is said of files behind that, since a segment leaves
+the list for a file.
+
 They look only at the completed segments at the head of the list. A segment in progress, and all behind it, stay as they
 are. A truncation never moves back: what is hidden stays hidden, a minimum only rises (I8).
 """
@@ -26,17 +30,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import takewhile
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.structured_logging import about
-from dlspark.core.reading.segments import first_active, is_truncated
+from dlspark.core.reading.segments import first_active, first_left, is_truncated
 from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import WriteLock, release
+from metadata.distributedlog.cold_units import Position, end_of
 from metadata.distributedlog.locks import DistributedLock
 from metadata.distributedlog.segment_changes import Change, SegmentChanges, SegmentsMovedError
+from metadata.distributedlog.segment_listing import SegmentListing
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.retry import MAX_REPEATS, repeat
@@ -44,6 +50,8 @@ from metadata.store import ANY_VERSION, Check
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+Rule: TypeAlias = Callable[[Sequence[SegmentMetadata]], list[SegmentMetadata]]
+"""Chooses the segments of a list that may be deleted."""
 
 
 class OwnedSegments:
@@ -100,30 +108,61 @@ class OwnedSegments:
             subscribed = await self._subscriptions.positions() if respect_subscribers else {}
             turn = await self._changes.turn()
             segments = await self._segments()
-            changes = truncation(segments, min([wanted, *subscribed.values()]))
+            cold = await self._changes.cold()
+            allowed = min([wanted, *subscribed.values()])
+            changes = truncation(segments, allowed)
+            after = with_changes(segments, changes)
+            # What is not hidden of the list stays, and so does what lies behind it.
+            hidden = position_of(min(allowed, truncation_point(after)))
             # `turn` was read before the list: another owner's change in between refuses this one (I8).
-            await self._changes.mark(changes, self.guard, turn)
-            return truncation_point(with_changes(segments, changes))
+            await self._changes.mark(changes, self.guard, turn, cold, hidden)
+            return truncation_point(after) if cold is None else await self._first_left()
 
         async with self._truncating:
             return await self._settled(attempt)
 
+    async def _first_left(self) -> DLSN:
+        """Return the log's first position for readers, in a file or on the list."""
+
+        async def question(listing: SegmentListing) -> DLSN:
+            left = await first_left(listing)
+            if left is not None:
+                return first_active(left[1])
+            return DLSN(listing[-1].lssn + 1, 0, 0) if len(listing) else DLSN.INITIAL
+
+        return await self._services.logs.ask(self.name, question)
+
     # ------------------------------------------------------------------ purging
 
-    async def purge(self, rule: Callable[[Sequence[SegmentMetadata]], list[SegmentMetadata]]) -> int:
+    async def purge(self, rule: Rule, *, keeps_files: bool = False) -> int:
         """Take the segments that `rule` chooses off the list, then delete their ledgers; returns how many there were.
 
-        Raises what `truncate` raises, and the error of a ledger that cannot be deleted: it stays noted for `sweep`.
+        The rule is given those that lie in files alone as well, and what it chooses of them is hidden for good. With
+        `keeps_files` it is given the list alone, and where anything is left in files, only what a truncation has hidden
+        goes. Raises what `truncate` raises, and the error of a ledger that cannot be deleted: it stays noted for
+        `sweep`.
         """
         removed: set[int] = set()
 
         async def attempt() -> None:
-            doomed = rule(await self._segments())
+            hot = await self._segments()
+            cold = await self._changes.cold()
+            files = await self._only_in_files(hot) if cold is not None and not cold.value.deleted else []
+            if keeps_files:
+                chosen = rule(hot)
+                if any(not is_truncated(one) for one in files):
+                    # What goes hides all before it, and that is the cold retention's alone to decide.
+                    chosen = list(takewhile(is_truncated, chosen))
+            else:
+                chosen = rule([*files, *hot])
+            doomed = chosen if not files or keeps_files else [one for one in chosen if one.lssn > files[-1].lssn]
+            hidden = end_of(chosen[-1]) if chosen else (0, 0, 0)
             # Of all attempts: one whose answer was lost may have been applied, and the next does not find its segments.
-            removed.update(segment.ledger_id for segment in doomed)
+            numbers = {segment.lssn for segment in doomed}
+            removed.update(one.ledger_id for one in chosen if one.lssn in numbers or not is_truncated(one))
             self.unswept = self.unswept or bool(doomed)
             # Off the list and noted in one transaction; the ledgers are deleted only afterwards (I7).
-            await self._changes.remove(doomed, self.guard)
+            await self._changes.remove(doomed, self.guard, cold, hidden)
 
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -135,6 +174,16 @@ class OwnedSegments:
         if removed:
             self._services.meter.of(self.name).segments_delete.record(loop.time() - began, times=len(removed))
         return len(removed)
+
+    async def _only_in_files(self, hot: Sequence[SegmentMetadata]) -> list[SegmentMetadata]:
+        """Return the segments before those of the list, which lie in files alone; `hot` was read before this call."""
+
+        async def question(listing: SegmentListing) -> list[SegmentMetadata]:
+            # Those that have left the list since are on ours: what is done to them there fails then.
+            after = listing.index_of(hot[0].lssn) if hot else len(listing)
+            return [one for one in await listing.read_all(0, after) if one.cold is not None and not one.cold.listed]
+
+        return await self._services.logs.ask(self.name, question)
 
     async def written(self) -> bool:
         """Return whether the log has, or has had, a segment, so that it may have been written to."""
@@ -166,6 +215,11 @@ class OwnedSegments:
         swept = await sweep(self._services, self.name)
         self.unswept = False
         return swept
+
+
+def position_of(dlsn: DLSN) -> Position:
+    """Return a DLSN as what is said of files has it."""
+    return (dlsn.lssn, dlsn.entry_id, dlsn.slot_id)
 
 
 def as_dlsn(dlsn: DLSN | str) -> DLSN:

@@ -183,6 +183,36 @@ class Measures:
         own=True,
     )
 
+    # ---- cold storage
+    cold_files: Count = _count(
+        "cold_files", "Files that segments were moved into, read back and noted", own=True, per_log=False
+    )
+    cold_file_bytes: Count = _count("cold_file_bytes", "Bytes of these files", own=True, per_log=False)
+    cold_ledger_bytes: Count = _count(
+        "cold_ledger_bytes", "Bytes of the ledgers that were copied, one copy each", own=True, per_log=False
+    )
+    cold_hot_deleted: Count = _count(
+        "cold_hot_deleted", "Segments whose hot copies were deleted because they are in files", own=True, per_log=False
+    )
+    cold_deleted: Count = _count(
+        "cold_deleted", "Units whose files were deleted, by retention or truncation", own=True, per_log=False
+    )
+    cold_failures: Count = _count(
+        "cold_failures", "Steps of the mover that failed; it tries again with the next pass", own=True, per_log=False
+    )
+    cold_swept: Count = _count(
+        "cold_swept", "Objects and open uploads that nothing names, and that were deleted", own=True, per_log=False
+    )
+    cold_findings: Gauge = _gauge(
+        "cold_findings", "What the last audit of the namespace's files found wrong", own=True, per_log=False
+    )
+    cold_lag: Gauge = _gauge(
+        "cold_lag",
+        "How long the oldest completed segment without a file has been waiting, of all logs, in milliseconds",
+        own=True,
+        per_log=False,
+    )
+
     # ---- metadata, trouble
     metadata_requests: Timings = metric(
         partial(Timings, "operation"),

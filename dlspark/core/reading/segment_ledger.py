@@ -23,12 +23,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Final
 
-from dlspark.cold.objects.errors import ObjectNotFoundError
-from dlspark.cold.reading.locations import ColdLocation
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.cold.reading.locations import ColdLocation
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyTruncatedError, SegmentNotFoundError
+from dlspark.objects.errors import ObjectNotFoundError
 from metadata.distributedlog.segment_listing import SegmentListing
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation, present
@@ -39,8 +39,8 @@ from storage_node.errors import LedgerClosedError, UnauthorizedAccessError
 from storage_node.protocol.digests import Entry
 
 if TYPE_CHECKING:
-    from dlspark.cold.reading.cold_files import ColdFiles
-    from dlspark.cold.reading.cold_ledger import ColdLedger
+    from dlspark.core.cold.reading.cold_files import ColdFiles
+    from dlspark.core.cold.reading.cold_ledger import ColdLedger
 
 _NEVER_COLD: Final = (CallerError, InvariantViolation, LedgerClosedError, UnauthorizedAccessError)
 """What a file would not change: the caller's mistakes, and this reader's end."""
@@ -266,7 +266,7 @@ class SegmentLedger:
 
 def _cold_files() -> Callable[[], ColdFiles]:
     """Load what reads cold files: pyarrow.parquet, which no reader of hot segments needs."""
-    from dlspark.cold.reading.cold_files import shared_cold_files
+    from dlspark.core.cold.reading.cold_files import shared_cold_files
 
     return shared_cold_files
 

@@ -62,7 +62,13 @@ class WriteIssuer:
         self.limits = WriteLimits(services, name)
         self.unawaited = UnawaitedFailures(name)
         self.sequence = SegmentSequence(
-            services, settings, lock, transitions, self._segment_failed, self._segment_acknowledged
+            services,
+            settings,
+            lock,
+            transitions,
+            self._segment_failed,
+            self._segment_acknowledged,
+            self._slot_ended,
         )
         self.last_txid = -1
         """Highest transaction id accepted so far, or of the log when it was opened; -1 for an empty log."""
@@ -320,6 +326,16 @@ class WriteIssuer:
         if await self.sequence.roll(must, idle=lambda: not self._queue):
             self._on_segment()
 
+    def _slot_ended(self) -> bool:
+        """Roll a segment whose slot of cold storage is over, though no record comes; returns whether that is settled:
+        it has begun, or there is nothing to roll."""
+        if self.error is not None or not self.sequence.waits_to_roll:
+            return True
+        if self._transition is None and not self._queue and self.sequence.roll_is_due():
+            self._begin(self._roll)
+            return True
+        return False
+
     async def settle(self, action: Callable[[SegmentWriter], Awaitable[None]]) -> None:
         """Run `action` on the segment that has everything taken up to now. Raises what was not written or stored."""
         while self._transition is not None:
@@ -373,8 +389,9 @@ class WriteIssuer:
             raise writer_failed_error(self._name, self.error)
 
     async def flush_last(self, segment: SegmentWriter) -> None:
-        """Flush a segment that is closed. The next owner finds the producers at its end: it may wait for the log now,
-        and reads what is behind the newest snapshot before it writes."""
+        """Flush a segment that is closed, and is not rolled any more. The next owner finds the producers at its end: it
+        may wait for the log now, and reads what is behind the newest snapshot before it writes."""
+        self.sequence.slots.stop()
         behind = segment.since_snapshot
         if self.requests is not None and segment.error is None and behind >= self._settings.first_scan_entries:
             segment.write_snapshot(self.requests.snapshot(self._settings.producer_expiry_s))

@@ -30,6 +30,7 @@ from dlspark.core.write_lock import WriteLock
 from dlspark.core.writing.acknowledgements import LateAcknowledgements
 from dlspark.core.writing.recovery import recover_segments
 from dlspark.core.writing.segment_writer import SegmentWriter
+from dlspark.core.writing.slot_rolls import SlotRolls
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.errors import TransmitError, WriterDeposedError
 from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
@@ -59,8 +60,10 @@ class SegmentSequence:
         transitions: SegmentTransitions,
         on_failure: Callable[[BaseException], None],
         on_acknowledged: Callable[[int], None],
+        on_slot_end: Callable[[], bool],
     ) -> None:
-        """Have `on_failure` and `on_acknowledged` called for what happens in the current segment; see SegmentWriter."""
+        """Have `on_failure` and `on_acknowledged` called for what happens in the current segment (see SegmentWriter),
+        and `on_slot_end` when it may have to end (see SlotRolls)."""
         self.current: SegmentWriter | None = None
         self._loop = asyncio.get_running_loop()
         self.last_roll = self._loop.time()
@@ -75,12 +78,14 @@ class SegmentSequence:
         self.on_started: Callable[[SegmentWriter, int | None], None] | None = None
         """Called with each segment that begins and its first sequence id (None: it has none), before any record."""
         self._first_sequence_id: int | None = None
+        self.slots = SlotRolls(transitions.name, services.clock, settings, on_slot_end)
         self._rolling_off = services.features.scope(DL_SCOPE).feature(DISABLE_LOGSEGMENT_ROLLING)
 
     def use_settings(self, settings: Settings) -> None:
         """Use `settings` from the next step on."""
         self._settings = settings
         self._transitions.use_settings(settings)
+        self.slots.use_settings(settings)
         if self.current is not None:
             self.current.use_settings(settings)
 
@@ -100,7 +105,8 @@ class SegmentSequence:
         """Return whether the current segment has come of age and may be rolled now; takes a permit if so.
 
         Rolling is put off while the metadata store is out of reach, while too many segments roll at once, and while
-        the feature `dl.disable_logsegment_rolling` is on.
+        the feature `dl.disable_logsegment_rolling` is on. The end of a slot of cold storage takes no permit: the slots
+        of different logs begin at different moments, and with permits a process of many logs could not keep their time.
         """
         segment, settings = self.current, self._settings
         if segment is None or segment.error is not None or segment.position == 0 or segment.last_txid == MAX_TXID:
@@ -109,12 +115,19 @@ class SegmentSequence:
             due = self._loop.time() - self.last_roll > 60 * settings.rolling_minutes
         else:
             due = 0 < settings.max_segment_bytes < segment.ledger.length
+        slot_ended = self.slots.ended
         return (
-            due
+            (due or slot_ended)
             and not self._rolling_off.is_available()
             and self._services.store.state is SessionState.CONNECTED
-            and self._services.permits.take()
+            and (slot_ended or self._services.permits.take())
         )
+
+    @property
+    def waits_to_roll(self) -> bool:
+        """True if the current segment has records that can leave for cold storage only once it has ended."""
+        segment = self.current
+        return segment is not None and segment.error is None and segment.position > 0 and segment.last_txid != MAX_TXID
 
     # ------------------------------------------------------------------ recovering
 
@@ -247,6 +260,7 @@ class SegmentSequence:
         if self.on_started is not None:
             self.on_started(segment, self._first_sequence_id)
         self.last_roll = self._loop.time()
+        self.slots.begin()
 
     def _sequence_id_after(self, metadata: SegmentMetadata) -> int | None:
         """Return the first sequence id of a segment that begins: the one before it may be the current one, not
@@ -299,6 +313,7 @@ class SegmentSequence:
             # Nothing was started, and the old segment still works: go on with it and try again later.
             self._services.counters["roll-postponed"] += 1
             self.last_roll = self._loop.time()
+            self.slots.put_off()
             name, lssn = self._transitions.name, old.metadata.lssn
             subject = about(log=name, segment=lssn)
             _log.warning("log %s: no segment after %s yet: %s", name, lssn, error, extra=subject)
@@ -353,6 +368,7 @@ class SegmentSequence:
 
     async def close(self) -> None:
         """Let go of the current segment as it is, and of a ledger that was made and not used. Idempotent."""
+        self.slots.stop()
         if self.current is not None:
             await self.current.abandon()
         await self._transitions.close()

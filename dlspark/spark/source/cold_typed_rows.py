@@ -33,9 +33,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlspark.cold.files.columns import ERROR, FLAG_ERASED, LOG
-from dlspark.cold.files.footer import Footer
 from dlspark.core.codec.vector_decoding import timestamps
+from dlspark.core.cold.files.columns import ERROR, FLAG_ERASED, LOG
+from dlspark.core.cold.files.footer import Footer
 from dlspark.spark.source.cold_columns import empty_rows, is_cut, numbers, within_slots
 from dlspark.spark.source.planning import SegmentSpan
 from dlspark.tables.arrow_decoding import columns_by_ids

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
-from dlspark.cold.reading.locations import ColdLocation
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import EntrySummary
+from dlspark.core.cold.reading.locations import ColdLocation
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.writing.transitions import lssn_without_segments

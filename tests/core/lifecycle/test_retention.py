@@ -221,7 +221,7 @@ async def test_one_run_at_a_time_and_closing_the_writer_ends_it(memory_cluster):
     writer = await log.open_writer()
     entered, purges = asyncio.Event(), []
 
-    async def stuck(rule):
+    async def stuck(rule, *, keeps_files):
         purges.append(rule)
         entered.set()
         await asyncio.Event().wait()

@@ -34,9 +34,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from dlspark.cold.files.footer import Footer
-from dlspark.cold.files.row_groups import decode_records
-from dlspark.cold.files.writing import ColdFileWriter
+from dlspark.core.cold.files.footer import Footer
+from dlspark.core.cold.files.row_groups import decode_records
+from dlspark.core.cold.files.writing import ColdFileWriter
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.errors import TruncatedDataLossError
 from dlspark.spark.options.query_options import Options

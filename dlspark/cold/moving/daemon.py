@@ -1,0 +1,278 @@
+"""`MoverDaemon`: the mover of a namespace: one task a log that has cold storage, a few of them at work at a time.
+
+A task waits for a change of its log's list, for a moment at which something is due, or for `LOOK_S`, and then makes a
+pass (`LogMover`). Several processes may do this for one namespace: each pass takes the lock of the log's worker, and a
+process that finds it taken comes back later. Settings are those of each log as they are at that moment, dynamic ones
+included; logs come and go while the daemon runs.
+
+Beside that it sweeps and audits each log from time to time.
+
+Fault model: a failed pass is told, and tried again after a pause that grows. It ends at once, at any line, when it is
+cancelled: what it has begun is taken up by the next pass of any worker. A broken invariant of ours ends it for good:
+then it must not go on moving the only copies of anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Final
+
+from dlspark.cold.moving.auditing import ColdFinding, audit_log
+from dlspark.cold.moving.log_mover import LogMover, MoverPass
+from dlspark.cold.moving.stores import MoverStores
+from dlspark.cold.moving.sweeping import sweep_deleted_log, sweep_log
+from dlspark.core.log import AsyncLog
+from dlspark.core.metrics.structured_logging import about
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.write_lock import default_client_id
+from metadata.distributedlog.cold_store import ColdStore
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.foundation.errors import DistributedLogError, InvariantViolation, NoNodeError
+from metadata.foundation.tasks import end_tasks, undisturbed
+from metadata.store import SessionState, WatchEvent
+
+_log = logging.getLogger(__name__)
+
+CONCURRENCY: Final = 4
+"""Passes at a time: each holds a row group and a reader's window in memory, some 100 MB at most."""
+LOOK_S: Final = 60.0
+"""A log is looked at so often though nothing seems to have changed."""
+LOGS_S: Final = 30.0
+"""So often the names of all logs are listed: a watch tells of those at the top at once."""
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
+AUDIT_S: Final = 3600.0
+SWEEP_S: Final = 6 * 3600.0
+STOP_TIMEOUT_S: Final = 5.0
+
+
+class MoverDaemon:
+    """What moves the logs of a namespace? `run` it as a task; cancel that to end it.
+
+    Args:
+        namespace: open, and not closed by this.
+        stores: where files are; real ones unless given. Closed by this.
+        worker: how this process is named, for people.
+        concurrency: passes at a time.
+        rng: spreads what is done from time to time.
+    """
+
+    def __init__(
+        self,
+        namespace: AsyncNamespace,
+        *,
+        stores: MoverStores | None = None,
+        worker: str | None = None,
+        concurrency: int = CONCURRENCY,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._namespace = namespace
+        self._services = namespace.services
+        self.cold = ColdStore(namespace.services.logs)
+        self.stores = stores or MoverStores()
+        self._worker = worker or default_client_id()
+        self._turns = asyncio.Semaphore(concurrency)
+        self._rng = rng or random.Random()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._lags: dict[str, int] = {}
+        self._findings: dict[str, int] = {}
+        self._broken: asyncio.Future[None] | None = None
+        measures = self._services.meter.root
+        measures.cold_lag.follow(self, lambda daemon: max(daemon._lags.values(), default=0))
+        measures.cold_findings.follow(self, lambda daemon: sum(daemon._findings.values()))
+
+    async def run(self) -> None:
+        """Move until cancelled. Raises InvariantViolation; the store's error where the session has ended."""
+        loop = asyncio.get_running_loop()
+        self._broken = loop.create_future()
+        own = [
+            loop.create_task(self._follow_logs()),
+            loop.create_task(self._from_time_to_time(AUDIT_S, self.audit)),
+            loop.create_task(self._from_time_to_time(SWEEP_S, self.sweep)),
+        ]
+        try:
+            await asyncio.wait([*own, self._broken], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await undisturbed(self._end([*own, *self._tasks.values()]))
+        for ended in (*own, self._broken):
+            if ended.done() and not ended.cancelled() and (error := ended.exception()) is not None:
+                raise error
+
+    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
+        await end_tasks(tasks, drop_errors=True)
+        try:
+            # What an upload was given up with may hang: the sweep finds what is left of it.
+            await asyncio.wait_for(self.stores.close(), STOP_TIMEOUT_S)
+        except (asyncio.TimeoutError, DistributedLogError) as error:
+            _log.info("the object stores could not be closed in order: %s", error)
+
+    # ------------------------------------------------------------------ logs come and go
+
+    async def _follow_logs(self) -> None:
+        changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        watching = loop.create_task(self._watch_top(changed))
+        try:
+            while True:
+                changed.clear()
+                try:
+                    names = await self._namespace.logs(recursive=True)
+                except InvariantViolation:
+                    raise
+                except DistributedLogError as error:
+                    self._raise_if_closed(error)
+                    _log.warning("the logs cannot be listed; trying again: %s", error)
+                else:
+                    self._begin(names)
+                await _wait(LOGS_S, changed)
+        finally:
+            await end_tasks([watching], drop_errors=True)
+
+    async def _watch_top(self, changed: asyncio.Event) -> None:
+        async with aclosing(self._namespace.watch_logs()) as changes:
+            async for _ in changes:
+                changed.set()
+
+    def _begin(self, names: list[str]) -> None:
+        self._tasks = {name: task for name, task in self._tasks.items() if not task.done()}
+        for name in names:
+            if name not in self._tasks:
+                task = asyncio.get_running_loop().create_task(self._guarded(name))
+                self._tasks[name] = task
+
+    async def _guarded(self, name: str) -> None:
+        """Move a log until it is gone; what breaks an invariant ends the daemon."""
+        try:
+            await self._move(name)
+        except LogNotFoundError:
+            pass
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._services.meter.root.alerts.inc()
+            _log.exception("log %s: the mover ends: a rule of its own is broken", name, extra=about(log=name))
+            if self._broken is not None and not self._broken.done():
+                self._broken.set_exception(error)
+        finally:
+            self._lags.pop(name, None)
+            self._findings.pop(name, None)
+
+    # ------------------------------------------------------------------ one log
+
+    async def _move(self, name: str) -> None:
+        changed = asyncio.Event()
+        pause_s = FIRST_PAUSE_S
+        async with await self._namespace.open_log(name) as log:
+            mover = LogMover(self._services, self.cold, self.stores, name, lambda: log.settings, self._worker)
+            while True:
+                changed.clear()
+                wait_s = LOOK_S
+                if log.settings.cold_path:
+                    try:
+                        wait_s = await self._pass(mover, log, changed)
+                        failed = wait_s < 0
+                    except (InvariantViolation, LogNotFoundError):
+                        raise
+                    except DistributedLogError as error:
+                        self._raise_if_closed(error)
+                        self._services.meter.root.cold_failures.inc()
+                        _log.warning("log %s: a pass failed: %s", name, error, extra=about(log=name))
+                        failed = True
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if failed else FIRST_PAUSE_S
+                    wait_s = pause_s * self._rng.uniform(0.5, 1.0) if failed else wait_s
+                    if failed:
+                        # A change of the list is no reason to hurry: what has failed will fail again.
+                        await asyncio.sleep(wait_s)
+                        continue
+                await _wait(wait_s, changed)
+
+    async def _pass(self, mover: LogMover, log: AsyncLog, changed: asyncio.Event) -> float:
+        """Make one pass; return how long to wait for the next, below 0 where something failed."""
+        await self._watch(mover.name, changed)
+        async with self._turns:
+            done = await mover.run()
+        if done.busy is None:
+            self._lags[mover.name] = done.lag_ms
+        if done.problems:
+            return -1.0
+        if done.busy is not None:
+            return LOOK_S * self._rng.uniform(0.1, 0.3)
+        return self._wait_s(done)
+
+    def _wait_s(self, done: MoverPass) -> float:
+        longest = LOOK_S * self._rng.uniform(0.8, 1.2)
+        if done.next_ms is None:
+            return longest
+        return min(longest, max(0.02, (done.next_ms - self._services.clock.now_ms()) / 1000))
+
+    async def _watch(self, name: str, changed: asyncio.Event) -> None:
+        """Have `changed` set with the next change of the log's list."""
+        path = (await self._services.logs.located(name)).ledgers
+
+        def heard(_event: WatchEvent) -> None:
+            changed.set()
+
+        try:
+            await self._services.store.children(path, heard)
+        except NoNodeError as error:
+            raise LogNotFoundError("the log is gone", log=name, path=path) from error
+
+    def _raise_if_closed(self, error: DistributedLogError) -> None:
+        if self._services.store.state is SessionState.CLOSED:
+            raise error
+
+    # ------------------------------------------------------------------ from time to time
+
+    async def _from_time_to_time(self, period_s: float, work: Callable[[], Awaitable[object]]) -> None:
+        # The first time soon, but not at once, and not with all other processes.
+        await asyncio.sleep(period_s * self._rng.uniform(0.02, 0.1))
+        while True:
+            try:
+                await work()
+            except InvariantViolation:
+                raise
+            except DistributedLogError as error:
+                self._raise_if_closed(error)
+                _log.warning("cold storage could not be looked at whole; again later: %s", error)
+            await asyncio.sleep(period_s * self._rng.uniform(0.8, 1.2))
+
+    async def audit(self) -> list[ColdFinding]:
+        """Look whether every file is there; return what is wrong."""
+        found: list[ColdFinding] = []
+        for name in list(self._tasks):
+            try:
+                async with await self._namespace.open_log(name) as log:
+                    _, wrong = await audit_log(self._services, self.cold, self.stores, name, log.settings)
+            except LogNotFoundError:
+                continue
+            self._findings[name] = len(wrong)
+            found += wrong
+        return found
+
+    async def sweep(self) -> None:
+        """Delete what nothing names, and what deleted logs have left."""
+        for name in list(self._tasks):
+            try:
+                async with await self._namespace.open_log(name) as log:
+                    await sweep_log(self._services, self.cold, self.stores, name, log.settings)
+            except LogNotFoundError:
+                continue
+            except InvariantViolation:
+                raise
+            except DistributedLogError as error:
+                self._raise_if_closed(error)
+                _log.warning("log %s: its files could not be swept: %s", name, error, extra=about(log=name))
+        for deleted in await self.cold.deleted_logs():
+            await sweep_deleted_log(self._services, self.cold, self.stores, deleted)
+
+
+async def _wait(seconds: float, changed: asyncio.Event) -> None:
+    """Wait until `changed` is set, at most so long."""
+    try:
+        await asyncio.wait_for(changed.wait(), seconds)
+    except asyncio.TimeoutError:
+        pass

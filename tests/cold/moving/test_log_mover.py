@@ -1,0 +1,274 @@
+"""Passes over a log: what is due is done, and whatever fails or dies on the way costs no record."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from helpers.cold.moving_world import MovingWorld
+
+from dlspark.cold.moving import copying
+from dlspark.errors import AlreadyTruncatedError
+from dlspark.objects.memory_faults import ObjectFault, StoreCall
+from metadata.distributedlog.cold_store import ColdStore
+from metadata.distributedlog.cold_units import UnitState
+from metadata.foundation import fault_points
+
+HOUR_MS = 3_600_000
+HOT_S = 14_400
+
+
+async def _moved(world: MovingWorld, segments: int = 3, **settings):
+    namespace = await world.namespace(**settings)
+    written = await world.write(namespace, "log", segments)
+    world.clock.moment_ms += 20_000
+    done = world.right(await world.mover(namespace, "log").run())
+    return namespace, written, done
+
+
+async def test_completed_segments_become_one_file_and_readers_see_the_same(world):
+    namespace, written, done = await _moved(world)
+    (unit,) = done.moved
+    assert (unit.first, unit.last, unit.state, unit.file.rows) == (1, 3, UnitState.FINISHED, 9)
+    assert await world.read(namespace, "log") == written
+    await world.check_tidy(namespace, "log")
+    assert namespace.services.meter.root.cold_files.value == 1
+
+
+async def test_a_run_waits_for_its_time_unless_it_is_asked_for_at_once(world):
+    namespace = await world.namespace()
+    await world.write(namespace, "log", 2)
+    mover = world.mover(namespace, "log")
+    done = world.right(await mover.run())
+    assert not done.moved
+    assert done.next_ms is not None
+    assert 0 < done.lag_ms < 10_000
+    world.clock.moment_ms = done.next_ms
+    assert len(world.right(await mover.run()).moved) == 1
+    await world.write(namespace, "log", 1, first=3)
+    assert len(world.right(await mover.run(at_once=True)).moved) == 1
+
+
+async def test_hot_copies_go_after_their_time_and_readers_go_on_in_the_file(world):
+    namespace, written, _ = await _moved(world)
+    written += await world.write(namespace, "log", 1, first=4)
+    mover = world.mover(namespace, "log")
+    assert not world.right(await mover.run()).hot_deleted
+    world.clock.moment_ms += HOT_S * 1000
+    done = world.right(await mover.run())
+    assert [unit.first for unit in done.hot_deleted] == [1]
+    assert [one.lssn for one in await namespace.services.logs.hot_segments("log")] == [4]
+    assert await world.read(namespace, "log") == written
+    other = await world.namespace()
+    assert await world.read(other, "log") == written
+    await world.check_tidy(namespace, "log")
+
+
+async def test_the_newest_completed_segment_stays_hot(world):
+    namespace, written, _ = await _moved(world, cold_hot_retention_s=0)
+    done = world.right(await world.mover(namespace, "log").run())
+    assert not done.hot_deleted
+    written += await world.write(namespace, "log", 1, first=4)
+    assert world.right(await world.mover(namespace, "log").run()).hot_deleted
+    assert await world.read(namespace, "log") == written
+
+
+async def test_files_go_by_age_and_are_truncation_for_readers(world):
+    namespace, _, _ = await _moved(world, cold_hot_retention_s=0, cold_retention_hours=24)
+    newest = await world.write(namespace, "log", 1, first=4)
+    mover = world.mover(namespace, "log")
+    world.right(await mover.run())
+    world.clock.moment_ms += 20 * HOUR_MS
+    assert not world.right(await mover.run()).cold_deleted
+    world.clock.moment_ms += 5 * HOUR_MS
+    done = world.right(await mover.run())
+    assert [unit.first for unit in done.cold_deleted] == [1]
+    assert await world.read(namespace, "log") == newest
+    async with await namespace.open_log("log") as log:
+        with pytest.raises(AlreadyTruncatedError):
+            async with await log.open_reader("1:0:0") as reader:
+                await reader.read_next()
+    await world.check_tidy(namespace, "log")
+
+
+async def test_segments_without_records_are_a_unit_without_a_file(world):
+    namespace = await world.namespace()
+    writer = await (await namespace.open_log("log")).open_writer()
+    await writer.write(1, b"a")
+    writer._sequence.last_roll -= 10_000 * 60
+    await writer.write(2, b"b")
+    while writer.segment != 2:
+        await asyncio.sleep(0)
+    await writer.close()
+    world.clock.moment_ms += 20_000
+    mover = world.mover(namespace, "log")
+    mover._settings = lambda: namespace.settings.with_values({"coldTargetBytes": 1})
+    done = world.right(await mover.run())
+    assert [unit.file is None for unit in done.moved] == [False, True]
+    assert await world.read(namespace, "log") == [b"a", b"b"]
+    await world.check_tidy(namespace, "log")
+
+
+async def test_a_truncation_while_it_is_copied_costs_no_second_copy(world, monkeypatch):
+    namespace = await world.namespace()
+    written = await world.write(namespace, "log", 3)
+    copies = []
+    original = copying.copy_segments
+
+    async def copy_and_truncate(*arguments):
+        copied = await original(*arguments)
+        copies.append(copied)
+        async with await namespace.open_log("log") as log:
+            await log.truncate("1:1:0")
+        return copied
+
+    monkeypatch.setattr("dlspark.cold.moving.unit_steps.copy_segments", copy_and_truncate)
+    done = world.right(await world.mover(namespace, "log").run(at_once=True))
+    assert len(done.moved) == len(copies) == 1
+    assert await world.read(namespace, "log") == written[1:]
+
+
+async def test_a_file_that_is_not_there_keeps_the_hot_copies(world):
+    namespace, written, done = await _moved(world, cold_hot_retention_s=0)
+    written += await world.write(namespace, "log", 1, first=4)
+    await world.open_store("s3://memory/cold").delete(done.moved[0].file.url)
+    done = await world.mover(namespace, "log").run()
+    assert not done.hot_deleted
+    assert "hot copies" in done.problems[0]
+    assert await world.read(namespace, "log") == written
+
+
+async def test_another_worker_is_let_alone(world):
+    namespace, _, _ = await _moved(world)
+    lock = await ColdStore(namespace.services.logs).worker("log", "someone")
+    await lock.acquire(0)
+    other = await world.namespace()
+    assert (await world.mover(other, "log").run()).busy == "someone"
+    await lock.release()
+    assert (await world.mover(other, "log").run()).busy is None
+
+
+# ------------------------------------------------------------------ what goes wrong
+
+
+CHANGES = [
+    (call, fault)
+    for call in (StoreCall.BEGIN, StoreCall.PART, StoreCall.COMMIT)
+    for fault in (ObjectFault.REFUSED, ObjectFault.CUT, ObjectFault.ANSWER_LOST)
+] + [
+    (StoreCall.COMMIT, ObjectFault.LATE),
+    (StoreCall.COMMIT, ObjectFault.TORN),
+    (StoreCall.READ, ObjectFault.FLIPPED),
+    (StoreCall.READ, ObjectFault.SHORT),
+    (StoreCall.READ, ObjectFault.REFUSED),
+    (StoreCall.HEAD, ObjectFault.REFUSED),
+]
+
+
+@pytest.mark.parametrize(("call", "fault"), CHANGES, ids=lambda one: one.value)
+@pytest.mark.parametrize("times", [1, 3, 8])
+async def test_faults_of_the_store_cost_time_and_nothing_else(world, call, fault, times):
+    namespace = await world.namespace(cold_hot_retention_s=0)
+    written = await world.write(namespace, "log", 3)
+    world.bucket.faults.order(call, *[fault] * times)
+    mover = world.mover(namespace, "log")
+    for _ in range(6):
+        await mover.run(at_once=True)
+        assert await world.read(await world.namespace(), "log") == written
+    assert [(unit.first, unit.last) for unit in await world.units(namespace, "log")] == [(1, 3)]
+    await world.check_tidy(namespace, "log")
+    assert await world.read(await world.namespace(), "log") == written
+
+
+POINTS = [
+    f"cold.{when}-{what}"
+    for when in ("before", "after")
+    for what in (
+        "begin",
+        "copy",
+        "read-back",
+        "finish",
+        "head",
+        "delete-hot",
+        "sweep-ledgers",
+        "begin-cold-delete",
+        "delete-object",
+        "end-cold-delete",
+    )
+] + ["cold.segment-copied", "cold.written"]
+
+
+class _Died(BaseException):
+    """The process is gone."""
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_worker_that_dies_anywhere_is_followed_by_another(world, monkeypatch, point):
+    namespace = await world.namespace(cold_hot_retention_s=0, cold_retention_hours=24)
+    written = await world.write(namespace, "log", 3)
+    mover = world.mover(namespace, "log")
+    await mover.run(at_once=True)
+    written += await world.write(namespace, "log", 2, first=4)
+    world.clock.moment_ms += 25 * HOUR_MS
+    victim = await world.namespace(cold_hot_retention_s=0, cold_retention_hours=24)
+    deaths = []
+
+    def reach(name: str) -> None:
+        if name == point and not deaths:
+            deaths.append(name)
+            raise _Died
+
+    monkeypatch.setattr(fault_points, "reach", reach)
+    with pytest.raises(_Died):
+        await world.mover(victim, "log", "victim").run(at_once=True)
+    await world.cluster.crash(victim)
+    left = await world.read(await world.namespace(), "log")
+    assert left == written[-len(left) :]
+    assert len(left) >= 6, "only what retention takes may be hidden"
+    world.right(await world.mover(namespace, "log").run(at_once=True))
+    await world.write(namespace, "log", 1, first=6)
+    world.right(await world.mover(namespace, "log").run(at_once=True))
+    await world.check_tidy(namespace, "log")
+    attempts = await ColdStore(namespace.services.logs).attempts("log")
+    assert attempts == []
+    found = await world.read(await world.namespace(), "log")
+    assert found[: len(left)] == left or found[:-3] == written[-len(found) + 3 :]
+
+
+@pytest.mark.parametrize("point", ["cold.before-copy", "cold.before-read-back", "cold.before-finish"])
+async def test_a_worker_that_stood_still_finishes_nothing(world, monkeypatch, point):
+    namespace = await world.namespace(cold_hot_retention_s=0)
+    written = await world.write(namespace, "log", 3)
+    stopped, go_on = asyncio.Event(), asyncio.Event()
+    slow = world.mover(await world.namespace(), "log", "slow")
+    steps = {"cold.before-copy": "_copy", "cold.before-read-back": "_read_back", "cold.before-finish": "_finish"}
+
+    from dlspark.cold.moving.unit_steps import UnitSteps
+
+    original = getattr(UnitSteps, steps[point])
+
+    async def stand_still(self):
+        if self._worker == "slow":
+            stopped.set()
+            await go_on.wait()
+        return await original(self)
+
+    monkeypatch.setattr(UnitSteps, steps[point], stand_still)
+    # The steps are bound when they are made, after this.
+    running = asyncio.get_running_loop().create_task(slow.run(at_once=True))
+    await stopped.wait()
+    # Its session goes meanwhile, and with it the lock; another session of it goes on.
+    locks = (await namespace.services.logs.located("log")).cold + "/worker"
+    for member in (await world.cluster.operator.children(locks))[0]:
+        await world.cluster.operator.delete(f"{locks}/{member}")
+    quick = world.mover(namespace, "log", "quick")
+    done = world.right(await quick.run(at_once=True))
+    assert len(done.moved) == 1
+    go_on.set()
+    late = await running
+    assert late.moved == []
+    units = await world.units(namespace, "log")
+    assert units == [*done.moved]
+    assert units[0].file.url in world.bucket.objects, "the unit's own object was not touched"
+    assert await world.read(await world.namespace(), "log") == written
+    await world.check_tidy(namespace, "log")
