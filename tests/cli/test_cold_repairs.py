@@ -59,10 +59,13 @@ class ColdProgram:
 
     def reads(self, name: str, payloads: Sequence[bytes]) -> bool:
         """Whether a reader from the beginning gets these records, and no more at once."""
-        with Namespace.open(self.uri) as namespace, namespace.open_log(name) as log:
-            with log.open_reader("earliest") as reader:
-                found = [reader.read_next().payload for _ in payloads]
-                return found == list(payloads) and reader.read_next(non_blocking=True) is None
+        with (
+            Namespace.open(self.uri) as namespace,
+            namespace.open_log(name) as log,
+            log.open_reader("earliest") as reader,
+        ):
+            found = [reader.read_next().payload for _ in payloads]
+            return found == list(payloads) and reader.read_next(non_blocking=True) is None
 
     def segments(self, name: str) -> list[int]:
         """Which segments are in ledgers?"""
