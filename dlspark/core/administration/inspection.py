@@ -10,14 +10,14 @@
 | `number` | the highest number assigned does not fit the newest segment | by hand |
 | `txid` | transaction ids go back from a segment to the next, or are above the log's highest | by hand |
 | `truncation` | a truncated segment behind one not truncated | truncating again |
-| `no-ledger` | a segment's ledger is not there | the next writer, of one in progress; else its data are lost |
+| `no-ledger` | a segment's ledger is not there, nor a cold file | the next writer, of one in progress; else lost |
 | `shared-ledger` | two segments have one ledger | by hand |
 | `open-ledger` | the ledger of a completed segment is not closed | `repair_end` |
 | `short` | a completed segment's metadata end before its last record does | `repair_end` |
 | `lost` | its records end before its metadata do | its data are lost |
 
 `inspect_log` finds all but the last two, from metadata alone; `check_ends` reads the ends of the segments, and finds
-those.
+those. Segments whose only copy is a cold file are not on the log's own list, and `dlspark cold verify` looks at them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from dlspark.core.administration.finding_kinds import FindingKind
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_TXID, LogRecord
 from dlspark.core.display.status import lock_owner
+from dlspark.core.reading.segment_ledger import is_same
 from dlspark.core.reading.segments import SegmentReader, is_truncated
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
@@ -243,7 +244,9 @@ async def _ledger(services: Services, name: str, segment: SegmentMetadata) -> Lo
         path = services.logs.paths(name).segment(segment)
         await repeat(services.store, lambda: services.store.sync(path))
         if await repeat(services.store, lambda: services.store.exists(path)) is None:
-            return None  # It was purged, or removed by recovery, since it was listed.
+            return None  # It was purged, removed by recovery, or left to its cold file, since it was listed.
+        if await _has_file(services, name, segment):
+            return None  # Java's retention deletes a ledger before the segment's znode; readers go on in the file.
         return LogFinding(
             FindingKind.NO_LEDGER, f"ledger {segment.ledger_id} of segment {segment.lssn} is not there", segment
         )
@@ -258,6 +261,15 @@ async def _ledger(services: Services, name: str, segment: SegmentMetadata) -> Lo
         what = f"segment {segment.lssn} ends at entry {segment.last_entry}, its ledger at {ledger.last_entry}"
         return LogFinding(FindingKind.LOST, what, segment)
     return None
+
+
+async def _has_file(services: Services, name: str, segment: SegmentMetadata) -> bool:
+    """Return whether the log has the segment in a cold file; False where its list cannot be read."""
+    try:
+        listed = await services.logs.segments(name)
+    except CorruptDataError:
+        return False
+    return any(one.lssn == segment.lssn and one.cold is not None and is_same(one, segment) for one in listed)
 
 
 # ---------------------------------------------------------------------- the ends of segments

@@ -291,7 +291,8 @@ async def _ledger_bytes(services: Services, segments: tuple[SegmentMetadata, ...
         try:
             ledger = (await services.ledger_store.read(segment.ledger_id)).value
         except NoNodeError:
-            return None  # purged meanwhile
+            # It lies in a cold file, which knows what its ledger had; else it was purged meanwhile.
+            return segment.cold.ledger_bytes if segment.cold is not None else None
         return ledger.length if ledger.is_closed else None
 
     found = await asyncio.gather(*map(one, segments))
