@@ -3,10 +3,10 @@
 | finding | what is seen | what repairs it |
 |---|---|---|
 | `in-progress` | a segment without an end: its writer lives, or died | the next writer, unless it is being written |
-| `unreadable` | a segment's or the log's metadata cannot be decoded | by hand |
+| `unreadable` | a segment's or the log's metadata, or a cold unit's, cannot be decoded | by hand |
 | `duplicate` | two segments have one number | `raise_number`, where one is in progress |
 | `low-number` | one in progress is numbered below a completed one | `raise_number` |
-| `gap` | a number in the middle is missing | by hand: a segment was deleted |
+| `gap` | a number in the middle is missing, also between files and the list | by hand: a segment was deleted |
 | `number` | the highest number assigned does not fit the newest segment | by hand |
 | `txid` | transaction ids go back from a segment to the next, or are above the log's highest | by hand |
 | `truncation` | a truncated segment behind one not truncated | truncating again |
@@ -37,6 +37,7 @@ from dlspark.core.reading.segments import SegmentReader, is_truncated
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.recovery import last_record
+from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.log_names import LogState
 from metadata.distributedlog.segment_listing import SegmentCache, SegmentLister
 from metadata.distributedlog.segments import UNASSIGNED_LSSN, SegmentMetadata
@@ -113,6 +114,7 @@ async def inspect_log(services: Services, name: str) -> LogInspection:
     findings += faults_of(segments, state)
     findings += [_in_progress(one, owner) for one in segments if one.in_progress]
     findings += await _ledgers(services, name, segments)
+    findings += await _units(services, name, segments)
     return LogInspection(name, tuple(segments), owner, tuple(findings))
 
 
@@ -193,6 +195,34 @@ def _shared(segments: Sequence[SegmentMetadata]) -> list[LogFinding]:
         if other is not one:
             what = f"segments {other.lssn} and {one.lssn} have one ledger, {one.ledger_id}"
             findings.append(LogFinding(FindingKind.SHARED_LEDGER, what, one))
+    return findings
+
+
+# ---------------------------------------------------------------------- cold units
+
+
+async def _units(services: Services, name: str, hot: Sequence[SegmentMetadata]) -> list[LogFinding]:
+    """Compare what lies in files with itself, and with the list, which was read before."""
+    cold = ColdStore(services.logs)
+    try:
+        log, units = await cold.cold_log(name), await cold.units(name)
+    except CorruptDataError as error:
+        return [LogFinding(FindingKind.UNREADABLE, f"cold storage: {error}")]
+    if log is None or log.value.deleted:
+        return []
+    findings = []
+    ends = [(one.value.first, one.value.last) for one in units]
+    numbers = [one.lssn for one in hot if one.lssn != UNASSIGNED_LSSN]
+    if numbers and (not ends or numbers[0] > ends[-1][1]):
+        ends.append((numbers[0], numbers[-1]))
+    for (_, before), (after, _) in pairwise(ends):
+        if after <= before:
+            findings.append(LogFinding(FindingKind.DUPLICATE, f"segment {after} is in two cold units"))
+        elif after > before + 1 and log.value.truncated_to < (after, 0, 0):
+            lost = [lssn for lssn in range(before + 1, after) if lssn not in numbers]
+            if lost:
+                what = f"segment {after} follows segment {before}, which lies in a file; nothing between them is hidden"
+                findings.append(LogFinding(FindingKind.GAP, what))
     return findings
 
 
