@@ -80,9 +80,9 @@ def test_batches_filters_limits_and_time_travel_read_files(spark: SparkSession, 
     later = spark.read.format("distributedlog").option("startingTransactionId", FIRST + 77)
     assert ids(later.option("minPartitions", 9).load(cold.name).where(f"transaction_id < {FIRST + 130}")) == ALL[77:130]
     enable(spark)
-    for version, records in (("2:1:5", RECORDS + 15), ("4:0:0", 3 * RECORDS + 1)):
+    for version, records in (("2:1:5", RECORDS + 16), ("4:0:0", 3 * RECORDS + 1)):
         found = spark.sql(f"SELECT count(*), max(transaction_id) FROM dlog.`{cold.name}` VERSION AS OF '{version}'")
-        assert tuple(found.first()) == (records, ALL[records - 1])
+        assert [tuple(row) for row in found.collect()] == [(records, ALL[records - 1])]
 
 
 def test_a_stream_from_the_earliest_record_goes_through_files_while_more_leave(
