@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterable, Iterator
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from random import Random
 from unittest import mock
@@ -28,7 +29,7 @@ from simulation.cold.checker import SECOND_MS
 from simulation.cold.programs import LOG, ColdPrograms
 from simulation.cold.world import ColdWorld, drawn_settings
 from simulation.environment.loop import Process, unheard
-from simulation.runs.seeds import RunReport, all_serve, undisturbed
+from simulation.runs.seeds import PROGRESS_EVERY, RunReport, all_serve, collect_at_times, undisturbed
 from simulation.tier import SERVERS, QuietNode
 
 NODES = 3
@@ -237,13 +238,46 @@ async def _verify(world: ColdWorld, client: ClientMachine, programs: ColdProgram
     await namespace.close()
 
 
-def run_colds(seeds: Iterable[int], *, progress: Callable[[RunReport], None] | None = None) -> list[RunReport]:
-    """Return all of these runs."""
-    reports = []
-    for seed in seeds:
-        reports.append(run_cold(seed))
-        if progress is not None:
-            progress(reports[-1])
-        with unheard():
-            gc.collect()
-    return reports
+def run_colds(
+    seeds: Iterable[int], *, processes: int = 1, stop_at: int = 10, progress: Callable[[int, int], None] | None = None
+) -> list[RunReport]:
+    """Return all of these runs, or until `stop_at` of them have failed. `progress` hears how many there were and
+    failed."""
+    done: list[RunReport] = []
+    failed = 0
+    for report in _reports(seeds, processes):
+        done.append(report)
+        if report.failure is not None:
+            failed += 1
+            print(f"seed {report.seed}: {report.failure}\n    {cold_command(report.seed)}", flush=True)
+            if failed >= stop_at:
+                break
+        if progress is not None and len(done) % PROGRESS_EVERY == 0:
+            progress(len(done), failed)
+    with unheard():
+        gc.collect()
+    return done
+
+
+def _reports(seeds: Iterable[int], processes: int) -> Iterator[RunReport]:
+    if processes <= 1:
+        yield from map(_run_and_collect, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes, initializer=gc.disable, maxtasksperchild=200) as pool:
+        yield from pool.imap_unordered(_run_and_collect, seeds, chunksize=5)
+
+
+def _run_and_collect(seed: int) -> RunReport:
+    report = run_cold(seed)
+    collect_at_times()
+    return report
+
+
+def cold_command(seed: int) -> str:
+    """Return how to see one run again."""
+    return f"python -m simulation --cold --seed {seed} --trace"
+
+
+def points_missing(reports: Sequence[RunReport]) -> list[str]:
+    """Return the points of COLD_POINTS that none of the runs has reached."""
+    return [point for point in COLD_POINTS if not any(report.points[point] for report in reports)]
