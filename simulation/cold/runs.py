@@ -17,7 +17,7 @@ from unittest import mock
 from dlspark.cold.moving import daemon, planning
 from dlspark.cold.moving.log_mover import LogMover
 from dlspark.cold.moving.stores import MoverStores
-from dlspark.cold.moving.sweeping import sweep_log
+from dlspark.cold.moving import sweeping
 from dlspark.core.settings.settings import Settings
 from dlspark.objects.memory_faults import ObjectFault
 from metadata.distributedlog.bindings import Binding
@@ -229,7 +229,7 @@ async def _verify(world: ColdWorld, client: ClientMachine, programs: ColdProgram
         world.ledger_checkers.fail("attempts are left")
     await programs.look(namespace)
     world.bucket.settle()
-    swept = await sweep_log(namespace.services, cold, stores, LOG, settings, min_age_s=0)
+    swept = await sweeping.sweep_log(namespace.services, cold, stores, LOG, settings, min_age_s=0)
     if swept.objects or swept.uploads:
         world.reached("cold.swept")
     world.cold_checker.tidy()

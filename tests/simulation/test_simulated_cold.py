@@ -1,29 +1,19 @@
-"""The real mover over a simulated metadata store and a bucket with faults; and that the checkers notice what is wrong.
+"""The real mover over a simulated metadata store and a bucket with faults.
 
 `python -m simulation --cold --seeds 10000` runs many.
 """
 
 from __future__ import annotations
 
-import pytest
-
-from simulation import mutations
 from simulation.cold.runs import run_cold
 
-SEEDS = (1, 4, 7)
+SEED = 4
+"""Movers die and stand still, the log is truncated, units come and go: the cheapest of such runs."""
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_every_record_is_readable_once_in_order_and_nothing_is_left_over(seed: int) -> None:
-    report = run_cold(seed)
+def test_every_record_is_readable_once_in_order_and_nothing_is_left_over_and_a_run_is_a_function_of_its_seed() -> None:
+    report = run_cold(SEED)
     assert report.failure is None
-    assert report.points["cold.finished"] > 0
-
-
-def test_a_run_is_a_function_of_its_seed() -> None:
-    assert run_cold(4).trace_sum == run_cold(4).trace_sum
-
-
-@pytest.mark.parametrize("name", mutations.COLD_MUTATIONS)
-def test_a_rule_that_is_missing_is_noticed(name: str) -> None:
-    assert mutations.seeds_needed(name, 30) is not None
+    for point in ("cold.finished", "cold.truncated", "cold.mover-killed", "cold.mover-stood-still"):
+        assert report.points[point] > 0, point
+    assert run_cold(SEED).trace_sum == report.trace_sum
