@@ -57,14 +57,15 @@ from dlspark.tables.types import LONG, STRING
 from metadata.distributedlog.cold_units import ColdFile, ColdUnit
 
 LOG = "orders"
+TAG = pa.struct([pa.field("key", pa.string(), nullable=False), ("weight", pa.int32())])
 COLUMNS = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False),
         pa.field("item", pa.string()),
         pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
         pa.field("weight", pa.int32()),
-        pa.field("where", pa.struct([("town", pa.string()), ("zip", pa.int32())])),
-        pa.field("tags", pa.list_(pa.struct([("key", pa.string()), ("weight", pa.int32())]))),
+        pa.field("where", pa.struct([pa.field("town", pa.string(), nullable=False), ("zip", pa.int32())])),
+        pa.field("tags", pa.list_(pa.field("element", TAG, nullable=False))),
         pa.field("day", pa.date32()),
     ]
 )
