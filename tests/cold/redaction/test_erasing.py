@@ -27,8 +27,8 @@ from dlspark.errors import DamagedColdFileError, SqlTextError
 from dlspark.objects.opening import open_store
 from dlspark.tables.declaration import SchemaChangedError
 from dlspark.tables.evolution import RenameColumn
+from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import UnitState
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.zookeeper.memory import Fault
 

@@ -16,7 +16,7 @@ from dlspark.cold.restoring.checking import check_file, read_footer
 from dlspark.cold.restoring.rebuilding import LogRebuild, check_files, find_files
 from dlspark.cold.restoring.returning import LogReturn
 from dlspark.objects.opening import open_store
-from metadata.distributedlog.cold_units import UnitState
+from metadata.distributedlog.cold_places import UnitState
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.zookeeper.memory import Fault
 

@@ -16,8 +16,8 @@ from helpers.worlds.memory_cluster import MemoryCluster
 from dlspark.cold.restoring.returning import LogReturn
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.cold.files.footer import Footer
+from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import UnitState
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError, DistributedLogError

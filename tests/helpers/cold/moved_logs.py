@@ -12,16 +12,8 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.objects.opening import open_store
 from dlspark.tables.declaration import Declaration
 from helpers.cold.places import put
-from metadata.distributedlog.cold_units import (
-    WORKER,
-    ColdFile,
-    ColdLog,
-    ColdSegment,
-    ColdUnit,
-    UnitState,
-    object_name,
-    parse_unit_name,
-)
+from metadata.distributedlog.cold_places import ColdFile, UnitState
+from metadata.distributedlog.cold_units import WORKER, ColdLog, ColdSegment, ColdUnit, object_name, parse_unit_name
 from metadata.distributedlog.log_names import LogPaths
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import NoNodeError

@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_steps import ColdKeptError, ColdMovedError, ColdTakenError
 from metadata.distributedlog.cold_store import MAX_REPLACED, ColdStore
-from metadata.distributedlog.cold_units import ColdFile, ColdSegment, ColdUnit, UnitState
+from metadata.distributedlog.cold_units import ColdSegment, ColdUnit
 from metadata.distributedlog.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
 from metadata.distributedlog.log_admin import LogAdmin
 from metadata.distributedlog.log_names import LogNotFoundError

@@ -54,7 +54,8 @@ from dlspark.tables.declaration import Declaration, RecordFormat
 from dlspark.tables.errors import RecordMisfitError
 from dlspark.tables.evolution import AddColumn, RenameColumn, WidenColumn
 from dlspark.tables.types import LONG, STRING
-from metadata.distributedlog.cold_units import ColdFile, ColdUnit
+from metadata.distributedlog.cold_places import ColdFile
+from metadata.distributedlog.cold_units import ColdUnit
 
 LOG = "orders"
 TAG = pa.struct([pa.field("key", pa.string(), nullable=False), ("weight", pa.int32())])
