@@ -15,7 +15,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dlspark.core.codec.dlsn import DLSN
-from metadata.distributedlog.cold_units import ColdLog, ColdUnit, UnitState, parse_unit_name
+from metadata.distributedlog.cold_places import UnitState
+from metadata.distributedlog.cold_units import ColdLog, ColdUnit, parse_unit_name
 from metadata.store import Create, Delete, Op, SetData
 
 if TYPE_CHECKING:

@@ -14,10 +14,9 @@ from contextlib import ExitStack, contextmanager
 from random import Random
 from unittest import mock
 
-from dlspark.cold.moving import daemon, planning
+from dlspark.cold.moving import daemon, planning, sweeping
 from dlspark.cold.moving.log_mover import LogMover
 from dlspark.cold.moving.stores import MoverStores
-from dlspark.cold.moving import sweeping
 from dlspark.core.settings.settings import Settings
 from dlspark.objects.memory_faults import ObjectFault
 from metadata.distributedlog.bindings import Binding
