@@ -8,6 +8,8 @@ import json
 import math
 import pickle
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -299,6 +301,15 @@ async def test_columns_of_files_give_the_rows_that_records_give(
         assert await by_columns(reader(some, version, given=part)) == expected
         limited = {**part, "maxRecordsPerPartition": 7}  # cuts row groups, too
         assert await by_columns(reader(some, version, given=limited)) == expected
+
+
+def test_nothing_that_reads_files_is_loaded_where_nothing_is_cold() -> None:
+    code = (
+        "import sys; import dlspark.spark.source.readers, dlspark.spark.source.driver, dlspark.spark.source.typed_records;"
+        "print([one for one in sys.modules if one.startswith(('pyarrow.parquet', 'obstore', 'dlspark.core.cold.files'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 # ---------------------------------------------------------------------- filters
