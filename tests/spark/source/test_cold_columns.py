@@ -84,6 +84,9 @@ QUERIES = [
     "SELECT id, _error FROM {t} WHERE _error IS NOT NULL",
     "SELECT _log.segment, _log.value, count(*) FROM {t} GROUP BY ALL",
     "SELECT id, _log.entry, _log.slot, _log.sequence_id, _log.timestamp FROM {t} WHERE _log.segment = 2 AND id > 420",
+    "SELECT id FROM {t} WHERE parts.weight = 3.5 OR id = 640",
+    "SELECT count(*) FROM {t} WHERE parts.weight < 12.25D AND parts.weight IS NOT NULL AND id >= 20",
+    "SELECT count(*) FROM {t} WHERE town IS NULL",
     "SELECT id FROM {t} ORDER BY id DESC LIMIT 3",
     "SELECT count(*) FROM {t} a JOIN {t} b ON a.id = b.id + 1 WHERE b.town = 'town 1'",
 ]
@@ -122,6 +125,10 @@ def test_queries_say_of_a_half_cold_log_what_they_said_before(
         (3, "cold", True),
         (4, "hot", None),
     ]
+    # A condition on a field of a struct reaches the source.
+    some = sql.sql(f"SELECT id FROM {table} WHERE parts.weight = 3.5")
+    assert [one.id for one in some.collect()] == [14]
+    assert '["=","parts.weight",3.5]' in some._jdf.queryExecution().toString()
     files = sql.sql(f"SELECT first_segment, last_segment, state FROM {table}.cold_files").collect()
     assert [tuple(one) for one in files] == [(1, 2, "cold"), (3, 3, "cold")]
     # A column that is added now is there for old rows, too.
