@@ -65,7 +65,7 @@ class StoreRoot:
     def folder_of(self, prefix: str) -> str:
         """Return a folder's address, with a slash at its end, as its name below the root: "" or `a/b/`. Raises
         ObjectAddressError."""
-        if prefix.rstrip("/") == self.url:
+        if prefix in (self.url, f"{self.url}/"):
             return ""
         if not prefix.endswith("/"):
             raise ObjectAddressError(

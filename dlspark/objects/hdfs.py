@@ -180,10 +180,16 @@ class HdfsObjectWriter(ThreadedWriter):
 
     def drop(self) -> None:
         """Break the stream off, and take the temporary file away."""
-        self._stream.close()
         if self._is_gone:
+            self._stream.close()
             return
         self._is_gone = True
+        try:
+            # In order: a data node that has yet to make the file would make it behind the deletion.
+            self._stream.end()
+        except ObjectStoreError:
+            pass
+        self._stream.close()
         # Also where the rename's outcome is open: if it comes late, it finds nothing.
         try:
             _delete(self._hdfs, self._temporary, self._url)

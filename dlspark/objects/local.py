@@ -22,6 +22,7 @@ import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
@@ -54,16 +55,27 @@ _FOLDER_TRIES: Final = 20
 """A folder that becomes empty is taken away, perhaps while another writer goes into it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _RootFolder:
+    """The folder below which everything is, and whether it may be gone: then nothing is below it."""
+
+    path: str
+    may_be_gone: bool
+
+
 class LocalStore(OpenedStore):
     """How does a folder hold objects?
 
     Args:
         root: the folder, which has to be there.
         policy: of reads.
+        may_be_gone: the folder is one object's own, which goes with the last of its objects: that it is not there says
+            no more than that the object is not.
     """
 
-    def __init__(self, root: StoreRoot, policy: ReadPolicy = READ_POLICY) -> None:
+    def __init__(self, root: StoreRoot, policy: ReadPolicy = READ_POLICY, *, may_be_gone: bool = False) -> None:
         super().__init__(root, policy)
+        self._folder = _RootFolder(root.path, may_be_gone)
         # Threads of its own: files that hang (a dead NFS server) hold up nothing else. They start when first needed.
         self._threads = ThreadPoolExecutor(THREADS, "cold-files")
 
@@ -74,7 +86,7 @@ class LocalStore(OpenedStore):
         """Begin to write an object, under a temporary name."""
         self._check_usable()
         name = self._place.name_of(url)
-        return await begun(self._threads, partial(LocalObjectWriter, self._place.path, name, url, self._threads))
+        return await begun(self._threads, partial(LocalObjectWriter, self._folder, name, url, self._threads))
 
     async def head(self, url: str) -> ObjectInfo:
         """Return the size and time of an object."""
@@ -82,7 +94,7 @@ class LocalStore(OpenedStore):
         name = self._place.name_of(url)
 
         def ask() -> ObjectInfo:
-            with _reading(url, "tell of an object"), _opened(self._place.path, name, url) as descriptor:
+            with _reading(url, "tell of an object"), _opened(self._folder, name, url) as descriptor:
                 return _info(url, os.fstat(descriptor))
 
         return await self._persist(partial(self._in_thread, ask))
@@ -95,7 +107,7 @@ class LocalStore(OpenedStore):
         found: list[memoryview] = [memoryview(b"")] * len(ranges)
 
         def read_some(first: int, step: int) -> None:
-            with _reading(url, "return bytes of an object"), _opened(self._place.path, name, url) as descriptor:
+            with _reading(url, "return bytes of an object"), _opened(self._folder, name, url) as descriptor:
                 for index in range(first, len(ranges), step):
                     found[index] = _read_range(descriptor, url, *ranges[index])
 
@@ -108,7 +120,7 @@ class LocalStore(OpenedStore):
     async def delete(self, url: str) -> None:
         """Delete an object, and its folder where that was the last one in it."""
         self._check_usable()
-        await self._in_thread(partial(_delete, self._place.path, self._place.name_of(url), url))
+        await self._in_thread(partial(_delete, self._folder, self._place.name_of(url), url))
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """Yield the files below a folder that have an object's name."""
@@ -129,7 +141,7 @@ class LocalStore(OpenedStore):
 
     async def _walk(self, prefix: str) -> Sequence[tuple[str, os.stat_result]]:
         name = self._place.folder_of(prefix)
-        return await self._persist(partial(self._in_thread, partial(_walk, self._place.path, name, prefix)))
+        return await self._persist(partial(self._in_thread, partial(_walk, self._folder, name, prefix)))
 
     async def abort_upload(self, upload: OpenUpload) -> None:
         """Take a temporary file away."""
@@ -138,7 +150,7 @@ class LocalStore(OpenedStore):
         folder, _, last = name.rpartition("/")
         check(name_of_temporary(upload.upload_id) == last, "This is no upload of a local file", path=upload.url)
         unfinished = f"{folder}/{upload.upload_id}" if folder else upload.upload_id
-        await self._in_thread(partial(_delete, self._place.path, unfinished, upload.url))
+        await self._in_thread(partial(_delete, self._folder, unfinished, upload.url))
 
     async def close(self) -> None:
         """Let the threads end when they have done what is under way."""
@@ -149,7 +161,7 @@ class LocalStore(OpenedStore):
 class LocalObjectWriter(ThreadedWriter):
     """A file that is being written under a temporary name."""
 
-    def __init__(self, root: str, name: str, url: str, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, root: _RootFolder, name: str, url: str, threads: ThreadPoolExecutor) -> None:
         super().__init__(url, threads)
         folder, _, last = name.rpartition("/")
         self._name = last
@@ -213,15 +225,17 @@ class LocalObjectWriter(ThreadedWriter):
 # -------------------------------------------------------------------- in threads
 
 
-def _folder_of(root: str, parts: Sequence[str], url: str, *, make: bool) -> int:
-    """Open a folder below the root, one part after the other. Raises OSError; StoreUnavailableError without a root."""
+def _folder_of(root: _RootFolder, parts: Sequence[str], url: str, *, make: bool) -> int:
+    """Open a folder below the root, one part after the other. Raises OSError; StoreRefusedError without a root."""
     try:
-        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(root.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
+        if root.may_be_gone and not make and isinstance(error, FileNotFoundError):
+            raise
         raise refused_error(
             url,
             "look into its folder",
-            f"there is no folder {root} ({error.strerror})",
+            f"there is no folder {root.path} ({error.strerror})",
             "Mount its file system; if it is new, make the folder once yourself: it is not made here, so that nothing "
             "comes to lie below a mount point that is empty",
         ) from error
@@ -246,7 +260,7 @@ def _make_folder(above: int, name: str) -> None:
     os.fsync(above)  # a file in it is durable only if the folder is
 
 
-def _new_file(root: str, folder: str, temporary: str, url: str) -> tuple[int, int]:
+def _new_file(root: _RootFolder, folder: str, temporary: str, url: str) -> tuple[int, int]:
     """Make a temporary file; return its folder's descriptor and its own. Raises ObjectStoreError."""
     parts = folder.split("/") if folder else []
     for _ in range(_FOLDER_TRIES):
@@ -265,7 +279,7 @@ def _new_file(root: str, folder: str, temporary: str, url: str) -> tuple[int, in
 
 
 @contextmanager
-def _opened(root: str, name: str, url: str) -> Iterator[int]:
+def _opened(root: _RootFolder, name: str, url: str) -> Iterator[int]:
     """Open a file below the root to read. Raises OSError, ObjectNotFoundError."""
     folder, _, last = name.rpartition("/")
     above = -1
@@ -297,7 +311,7 @@ def _read_range(descriptor: int, url: str, offset: int, length: int) -> memoryvi
     return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
 
-def _delete(root: str, name: str, url: str) -> None:
+def _delete(root: _RootFolder, name: str, url: str) -> None:
     parts = name.split("/")
     try:
         descriptor = _folder_of(root, parts[:-1], url, make=False)
@@ -321,7 +335,7 @@ def _delete(root: str, name: str, url: str) -> None:
     _prune(root, parts[:-1], url)
 
 
-def _prune(root: str, parts: Sequence[str], url: str) -> None:
+def _prune(root: _RootFolder, parts: Sequence[str], url: str) -> None:
     """Take folders away that are empty, from the deepest one up, as far as that goes."""
     for depth in range(len(parts), 0, -1):
         try:
@@ -336,7 +350,7 @@ def _prune(root: str, parts: Sequence[str], url: str) -> None:
             os.close(above)
 
 
-def _walk(root: str, folder: str, url: str) -> list[tuple[str, os.stat_result]]:
+def _walk(root: _RootFolder, folder: str, url: str) -> list[tuple[str, os.stat_result]]:
     """Return the regular files below a folder (`a/b/`, or "" for all), however deep, with what the system says."""
     found: list[tuple[str, os.stat_result]] = []
     todo = [folder]

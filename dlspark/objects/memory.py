@@ -19,9 +19,11 @@ from typing import Final
 
 from dlspark.objects.addresses import root_of
 from dlspark.objects.errors import (
+    ObjectOutcomeUnknownError,
     ObjectStoreError,
     exists_error,
     not_found_error,
+    refused_error,
     short_error,
     unavailable_error,
     unknown_error,
@@ -46,7 +48,7 @@ class _Stored:
 class _Upload:
     url: str
     started_ms: int
-    parts: list[bytes] = field(default_factory=list)
+    parts: dict[int, bytes] = field(default_factory=dict)
 
 
 class MemoryBucket:
@@ -150,21 +152,23 @@ class MemoryBucket:
         """Open an upload."""
         self._uploads[upload_id] = _Upload(url, self._now_ms())
 
-    def add_part(self, upload_id: str, url: str, data: bytes) -> None:
-        """Add a part to an upload. Raises StoreUnavailableError where it was ended."""
+    def put_part(self, upload_id: str, url: str, number: int, data: bytes) -> None:
+        """Put a part of an upload, in place of one of its number. Raises StoreRefusedError where it was ended."""
         upload = self._uploads.get(upload_id)
         if upload is None:
-            raise unavailable_error(url, "take a part", "404 NoSuchUpload")
-        upload.parts.append(data)
+            raise refused_error(url, "take a part", "404 NoSuchUpload", "It was aborted: write the object anew")
+        upload.parts[number] = data
 
     def complete(self, upload_id: str, url: str, most_bytes: int | None = None) -> None:
         """End an upload with an object, of `most_bytes` at most. Raises ObjectOutcomeUnknownError where it was ended:
         it may have been by an earlier try to complete it."""
+        if url in self._objects and upload_id in self._uploads:
+            raise exists_error(url)
         upload = self._uploads.pop(upload_id, None)
         if upload is None:
             raise unknown_error(url, "make the object", "404 NoSuchUpload")
-        # S3 completes without a condition where none is sent: the name is new, so nothing is overwritten.
-        self._objects[url] = _Stored(b"".join(upload.parts)[:most_bytes], self._now_ms())
+        parts = [upload.parts[number] for number in sorted(upload.parts)]
+        self._objects[url] = _Stored(b"".join(parts)[:most_bytes], self._now_ms())
 
     def end(self, upload_id: str) -> None:
         """End an upload without an object; a missing one is a success."""
@@ -186,6 +190,14 @@ def _unheard(action: Callable[[], object]) -> None:
         action()
     except ObjectStoreError:
         pass
+
+
+def without_object(bucket: MemoryBucket, call: StoreCall, url: str, doing: str, action: Callable[[], object]) -> None:
+    """Do what makes no object. Raises NotAppliedErrors only: whatever became of it, none is there."""
+    try:
+        bucket.change(call, url, doing, action)
+    except ObjectOutcomeUnknownError as error:
+        raise unavailable_error(url, doing, error.message) from error
 
 
 class MemoryObjectStore(OpenedStore):
@@ -216,7 +228,17 @@ class MemoryObjectStore(OpenedStore):
         """Begin to write an object."""
         self._check_usable()
         self._place.name_of(url)
-        return MemoryObjectWriter(self._bucket, url, self._part_bytes, self._pause)
+        return MemoryObjectWriter(self, self._bucket, url, self._part_bytes, self._pause)
+
+    async def persist_part(self, upload_id: str, url: str, number: int, data: bytes) -> None:
+        """Put a part, again where the store did not take it: it makes no object, whatever becomes of it."""
+        action = partial(self._bucket.put_part, upload_id, url, number, data)
+
+        async def put() -> None:
+            await self._pause()
+            without_object(self._bucket, StoreCall.PART, url, "take a part", action)
+
+        await self._persist(put)
 
     async def head(self, url: str) -> ObjectInfo:
         """Return the size and time of an object."""
@@ -308,13 +330,22 @@ class MemoryObjectStore(OpenedStore):
 class MemoryObjectWriter:
     """An object that is being written into memory, as S3 takes it."""
 
-    def __init__(self, bucket: MemoryBucket, url: str, part_bytes: int, pause: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        store: MemoryObjectStore,
+        bucket: MemoryBucket,
+        url: str,
+        part_bytes: int,
+        pause: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._store = store
         self._bucket = bucket
         self._url = url
         self._part_bytes = part_bytes
         self._pause = pause
         self._waiting = bytearray()
         self._upload_id: str | None = None
+        self._parts = 0
         self._ended = False
 
     async def write(self, data: bytes | memoryview) -> None:
@@ -328,21 +359,12 @@ class MemoryObjectWriter:
         if self._upload_id is None:
             await self._pause()
             upload_id = self._bucket.new_id()
-            action = partial(self._bucket.begin, upload_id, self._url)
-            self._change(StoreCall.BEGIN, "begin an upload", action)
+            begin = partial(self._bucket.begin, upload_id, self._url)
+            without_object(self._bucket, StoreCall.BEGIN, self._url, "begin an upload", begin)
             self._upload_id = upload_id
-        await self._pause()
-        part = bytes(self._waiting[:length])
-        action = partial(self._bucket.add_part, self._upload_id, self._url, part)
-        self._change(StoreCall.PART, "take a part", action)
+        self._parts += 1
+        await self._store.persist_part(self._upload_id, self._url, self._parts, bytes(self._waiting[:length]))
         del self._waiting[:length]
-
-    def _change(self, call: StoreCall, doing: str, action: Callable[[], object]) -> None:
-        """Do what makes no object: whatever became of it, none is there."""
-        try:
-            self._bucket.change(call, self._url, doing, action)
-        except ObjectStoreError as error:
-            raise unavailable_error(self._url, doing, error.message) from error
 
     async def commit(self) -> None:
         """Make the object."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from dlspark.objects.addresses import FILE, HDFS, S3, root_of
+from dlspark.objects.addresses import FILE, HDFS, OBJECT_SUFFIX, S3, root_of
 from dlspark.objects.errors import ObjectAddressError
 from dlspark.objects.opened_store import READ_POLICY, ReadPolicy
 from dlspark.objects.store import ObjectStore
@@ -50,7 +50,7 @@ def open_store(
     if root.scheme == FILE:
         from dlspark.objects.local import LocalStore
 
-        return LocalStore(root, policy)
+        return LocalStore(root, policy, may_be_gone=address.endswith(OBJECT_SUFFIX))
     if root.scheme == HDFS:
         from dlspark.objects.hdfs import HdfsStore
         from dlspark.objects.webhdfs import parse_endpoints

@@ -6,9 +6,10 @@ upload (a multi-part upload of S3, a file under its temporary name elsewhere), w
 `uploads`.
 
 Fault model: any call may fail with an error of `objects.errors`, which says whether it was applied. Reads, listings and
-`head` were tried again before that (`ReadPolicy`); writes and deletions are never repeated unseen: whoever writes
-decides. A write may have been applied though its answer was lost, and may still be applied after its error was raised.
-What was put is read back and compared by the caller; nothing relies on conditional requests, which servers may ignore.
+`head` were tried again before that (`ReadPolicy`), and so were parts of an object, which make none. What makes or takes
+away an object is sent once and never repeated unseen: whoever writes decides. A write may have been applied though its
+answer was lost, and may still be applied after its error was raised. What was put is read back and compared by the
+caller; nothing relies on conditional requests, which servers may ignore.
 """
 
 from __future__ import annotations

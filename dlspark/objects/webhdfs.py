@@ -169,6 +169,7 @@ class UploadStream:
 
     def __init__(self, place: str, url: str) -> None:
         self._url = url
+        self._is_ended = False
         self._connection, target = _connection(place)
         try:
             self._connection.putrequest("PUT", target)
@@ -190,7 +191,10 @@ class UploadStream:
             raise self._lost(error) from error
 
     def end(self) -> None:
-        """Have the file closed; its blocks are on disk then."""
+        """Have the file closed; its blocks are on disk then. Once it was tried, it does nothing."""
+        if self._is_ended:
+            return
+        self._is_ended = True
         try:
             self._connection.send(b"0\r\n\r\n")
             answer = self._connection.getresponse()

@@ -258,7 +258,7 @@ async def test_a_listing_has_what_lies_below_its_folder_however_deep(store: Obje
 
 async def listed(store: ObjectStore, count: int) -> None:
     """Put objects, and find each of them once."""
-    urls = [f"{store.root}/ns/log-{number % 3}/{number:06d}.parquet" for number in range(count)]
+    urls = [f"{store.root}/ns/log-{number % 2}/{number:06d}.parquet" for number in range(count)]
 
     async def put_some(first: int) -> None:
         for url in urls[first::12]:
@@ -270,10 +270,11 @@ async def listed(store: ObjectStore, count: int) -> None:
     assert {one.bytes for one in found} == {14}
 
 
-async def test_a_listing_of_many_pages(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_listing_of_many_pages(store: ObjectStore, place: ObjectPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (memory, s3):
         monkeypatch.setattr(module, "PAGE", 20)
-    await listed(store, 101)
+    # HDFS's own pages are of 20 here: its log folders have more than one each.
+    await listed(store, 44 if place.is_slow else 301)
 
 
 async def test_a_listing_of_more_than_a_thousand(store: ObjectStore, place: ObjectPlace) -> None:

@@ -14,7 +14,7 @@ public final class MiniHdfs {
     settings.setInt("dfs.namenode.handler.count", 4);
     settings.setInt("dfs.datanode.handler.count", 4);
     // A page of a listing: small, so that folders of the tests have several.
-    settings.setInt("dfs.ls.limit", 50);
+    settings.setInt("dfs.ls.limit", 20);
     MiniDFSCluster cluster = new MiniDFSCluster.Builder(settings).numDataNodes(1).build();
     cluster.waitClusterUp();
     InetSocketAddress http = cluster.getNameNode().getHttpAddress();
