@@ -114,7 +114,7 @@ def check_table(table: ColdTable) -> None:
     if secret is not None or _USER_INFO.search(table.place):
         raise CallerError(
             f"{secret or 'The address'} holds a secret, and a znode can be read by everybody; nothing was declared",
-            advice="Leave it to the environment of whoever syncs: AWS's own variables, or PYICEBERG_CATALOG__<NAME>__...",
+            advice="Leave it to the environment of whoever syncs: AWS's variables, or pyiceberg's own",
         )
 
 

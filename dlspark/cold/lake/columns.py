@@ -70,37 +70,9 @@ def check_names(columns: pa.Schema, kind: str) -> None:
             )
 
 
-def check_fits(columns: pa.Schema, wanted: pa.Schema) -> None:
-    """Raise CallerError where files of the columns `wanted` cannot be shown by a table that has `columns`, whose schema
-    was changed from outside and is left as it is: a column that both have must have one type."""
-    there = _leaves(columns)
-    for id_, (name, type_) in _leaves(wanted).items():
-        if id_ in there and there[id_][1] != type_:
-            raise CallerError(
-                f"Column {name} is {type_} in the log, and {there[id_][1]} in the table, whose schema was changed from "
-                "outside; no file was added",
-                advice="Give the table its schema back, or drop the declaration and make another table",
-            )
-
-
 def field_id(one: pa.Field) -> int:
     """Return the id of a field of a file's or table's columns."""
     return int(one.metadata[FIELD_ID])
-
-
-def _leaves(columns: pa.Schema) -> dict[int, tuple[str, pa.DataType]]:
-    found: dict[int, tuple[str, pa.DataType]] = {}
-
-    def walk(one: pa.Field, name: str) -> None:
-        parts = _parts(one.type)
-        if not parts:
-            found[field_id(one)] = (name, one.type)
-        for part in parts:
-            walk(part, f"{name}.{part.name}")
-
-    for one in columns:
-        walk(one, one.name)
-    return found
 
 
 def _paths(columns: pa.Schema) -> list[tuple[str, ...]]:

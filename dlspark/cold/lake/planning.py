@@ -128,8 +128,9 @@ def plan_changes(state: TableState, logs: Sequence[LogUnits], limit: int = 2_000
             if unit.state is UnitState.COLD_DELETE_STARTED:
                 # The table must never take it any more, also by a commit that is still under way: that one depends on
                 # the head which this one moves.
-                replaced.append(_replacement(one.log, unit))
-                settled.update(() if key is None else (key,))
+                if key is not None:
+                    replaced.append(_replacement(one.log, unit))
+                    settled.add(key)
             elif unit.file is not None:
                 if len(added) >= limit:
                     more = True
@@ -170,7 +171,7 @@ def urls_of(unit: ColdUnit) -> tuple[str, ...]:
 def _key(log_id: str, unit: ColdUnit) -> str | None:
     """Return what names a unit whose files change in the table; None for one that is simply there."""
     if unit.state is UnitState.COLD_DELETE_STARTED:
-        return f"{log_id}/{unit.name}/gone"
+        return f"{log_id}/{unit.name}/gone" if urls_of(unit) else None
     if not unit.replaced or unit.file is None:
         return None
     return f"{log_id}/{unit.name}/{unit.file.url.rpartition('/')[2]}"
