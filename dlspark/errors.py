@@ -82,7 +82,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │   └── SessionExpiredError            *   505: the ZooKeeper session ended with a request under way
     └── InvariantViolation                     600: a bug in dlspark
 
-Those marked * belong to what lies below (`metadata`, `storage_node`, `dlspark.tables`, `dlspark.cold.objects`) and are
+Those marked * belong to what lies below (`metadata`, `storage_node`, `dlspark.tables`, `dlspark.objects`) and are
 named here because users meet them.
 Users import all of them from here; our own code takes each from the module that defines it.
 `status_code(error)` gives the code of any error, those of the lower floors included.
@@ -92,7 +92,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from dlspark.cold.objects.errors import (
+from dlspark.objects.errors import (
     ObjectAddressError,
     ObjectExistsError,
     ObjectNotFoundError,

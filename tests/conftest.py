@@ -14,7 +14,7 @@ from helpers import quick_start
 from helpers.sharing import Durations, longest_first
 from helpers.tiers import Tier, has_none_of, keep_tier
 
-pytest_plugins = ["helpers.worlds.fixtures"]
+pytest_plugins = ["helpers.worlds.fixtures", "helpers.cold.fixtures"]
 
 quick_start.use()
 

@@ -23,6 +23,7 @@ from dlspark.cli import (
     autorecovery,
     bookies,
     cluster,
+    cold,
     doctor,
     inspections,
     ledgers,
@@ -310,6 +311,18 @@ for name, command in (
 ):
     proxy_app.command(name)(plain_errors(command))
 app.add_typer(proxy_app, name="proxy")
+
+cold_app = typer.Typer(help="Cold storage: the past of logs as files that any engine reads.", no_args_is_help=True)
+for name, command in (
+    ("run", cold.run),
+    ("move", cold.move),
+    ("status", cold.status),
+    ("verify", cold.verify),
+    ("audit", cold.audit),
+    ("sweep", cold.sweep),
+):
+    cold_app.command(name)(plain_errors(command))
+app.add_typer(cold_app, name="cold")
 
 app.command("doctor")(plain_errors(doctor.doctor))
 app.command("write")(plain_errors(pipes.write))

@@ -1,13 +1,10 @@
-"""Cold storage: the past of a log as columnar files in a folder, an object store or HDFS, which any engine reads.
+"""Cold storage: carries the past of a log into columnar files that any engine reads, and works on what lies there.
 
-Rooms, each importing only those below it:
+    moving        copies segments into files, and takes hot copies and old files away
+    lake          the same files as tables of other engines
+    restoring     files back into ledgers, or a log rebuilt from its files alone
+    redaction     erases records
 
-    lake, restoring, redaction, commands    what is made of cold files, and what people do with them
-    moving                                  copies segments into files, and takes hot copies and old files away
-    (dlspark.core: namespaces, logs, readers)
-    reading                                 a cold segment as entries, as a ledger gives them
-    files                                   the format: Parquet with positions, digests and an index
-    objects                                 where files lie: local, S3, HDFS
-
-`objects`, `files` and `reading` know no namespace and no log, so that the core's readers can go on into them.
+What a file is, and how readers go on into it, lies below the core's readers (`dlspark.core.cold`); where files lie is
+`dlspark.objects`.
 """

@@ -21,7 +21,7 @@ from storage_node.client.client import LedgerClient
 from storage_node.edge import Clock
 
 if TYPE_CHECKING:
-    from dlspark.cold.reading.cold_files import ColdFilesHold
+    from dlspark.core.cold.reading.cold_files import ColdFilesHold
 
 LOCAL_REGION_ID = 0
 MAX_REGION_ID = 15

@@ -3,7 +3,7 @@ only copy is in a file.
 
 A segment leaves the list in the transaction that makes its file the only copy, and its unit is there before. So a
 reader that asks for the list first and for the units' names behind it, in one session, finds each segment in one of the
-two.
+two (I21).
 Names give numbers; what a unit's znode says is read when one of its segments is asked for, and kept.
 
 What is hidden of the segments in files is said once for all of them, by `P/cold`: their own znodes are gone.

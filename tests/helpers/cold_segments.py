@@ -6,11 +6,6 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dlspark.cold.files.digests import RecordColumns
-from dlspark.cold.files.entries import rebuild_entries
-from dlspark.cold.files.footer import TAIL_BYTES, FileIdentity, Footer
-from dlspark.cold.files.row_groups import decode_records
-from dlspark.cold.files.writing import ColdFileWriter, WrittenFile
 from dlspark.core.codec.entries import (
     ENVELOPE_BYTES,
     Compression,
@@ -29,6 +24,11 @@ from dlspark.core.codec.records import (
     MAX_TXID,
     LogRecord,
 )
+from dlspark.core.cold.files.digests import RecordColumns
+from dlspark.core.cold.files.entries import rebuild_entries
+from dlspark.core.cold.files.footer import TAIL_BYTES, FileIdentity, Footer
+from dlspark.core.cold.files.row_groups import decode_records
+from dlspark.core.cold.files.writing import ColdFileWriter, WrittenFile
 from dlspark.tables.declaration import Declaration
 from metadata.distributedlog.segments import SegmentMetadata
 

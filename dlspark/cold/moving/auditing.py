@@ -14,10 +14,10 @@ from enum import Enum
 
 from dlspark.cold.moving.folders import folders_of
 from dlspark.cold.moving.stores import MoverStores
-from dlspark.cold.objects.errors import ObjectNotFoundError
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.objects.errors import ObjectNotFoundError
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.cold_units import ColdFile, ColdUnit, UnitState
 from metadata.foundation.errors import DistributedLogError, InvariantViolation

@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from dlspark.cold.files.digests import RecordDigest
-from dlspark.cold.files.errors import DamagedColdFileError
-from dlspark.cold.files.footer import FileIdentity
-from dlspark.cold.files.writing import ColdFileWriter, WrittenFile
-from dlspark.cold.objects.errors import ObjectExistsError, ObjectOutcomeUnknownError, unavailable_error
-from dlspark.cold.objects.store import ObjectStore, ObjectWriter
-from dlspark.cold.reading.file_reader import ColdFileReader, KnownParts
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.cold.files.digests import RecordDigest
+from dlspark.core.cold.files.footer import FileIdentity
+from dlspark.core.cold.files.writing import ColdFileWriter, WrittenFile
+from dlspark.core.cold.reading.file_reader import ColdFileReader, KnownParts
 from dlspark.core.services import Services
+from dlspark.errors import DamagedColdFileError
+from dlspark.objects.errors import ObjectExistsError, ObjectOutcomeUnknownError, unavailable_error
+from dlspark.objects.store import ObjectStore, ObjectWriter
 from dlspark.tables.declaration import Declaration
 from metadata.distributedlog.cold_units import ColdAttempt, ColdFile, ColdLog
 from metadata.distributedlog.record_schemas import SchemaStore
@@ -188,7 +188,7 @@ async def read_back(store: ObjectStore, run: CopiedRun) -> None:
     info = await store.head(file.url)
     if info.bytes != file.bytes:
         raise _difference_error(file.url, "bytes", info.bytes, file.bytes)
-    sha256 = await _hash(store, file)
+    sha256 = await hash_object(store, file)
     if sha256 != file.sha256:
         raise _difference_error(file.url, "a SHA-256", sha256, file.sha256)
     known = KnownParts()
@@ -198,7 +198,8 @@ async def read_back(store: ObjectStore, run: CopiedRun) -> None:
         await known.close()
 
 
-async def _hash(store: ObjectStore, file: ColdFile) -> str:
+async def hash_object(store: ObjectStore, file: ColdFile) -> str:
+    """Return the SHA-256 of an object's bytes, read a piece at a time. Raises the store's errors."""
     digest = hashlib.sha256()
     for offset in range(0, file.bytes, READ_BYTES):
         (data,) = await store.read(file.url, [(offset, min(READ_BYTES, file.bytes - offset))])

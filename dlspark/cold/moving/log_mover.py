@@ -117,6 +117,8 @@ class LogMover:
             return done
         try:
             await self._look_at_clocks(lock)
+            # Upstream's truncation knows the list alone: what it has hidden is hidden in files as well.
+            await self._cold.follow_truncation(self.name)
             await self._give_up_attempts(done)
             await self._move(done, at_once=at_once)
             await self._delete_hot(done)

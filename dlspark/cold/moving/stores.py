@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from dlspark.cold.objects.addresses import root_of
-from dlspark.cold.objects.opening import open_store
-from dlspark.cold.objects.store import ObjectStore
+from dlspark.objects.addresses import root_of
+from dlspark.objects.opening import open_store
+from dlspark.objects.store import ObjectStore
 from metadata.distributedlog.cold_units import ColdFile
 from metadata.foundation.tasks import each
 

@@ -25,10 +25,10 @@ from typing import Final
 
 from dlspark.cold.moving.folders import ColdFolder, files_of, folders_of
 from dlspark.cold.moving.stores import MoverStores
-from dlspark.cold.objects.store import ObjectInfo, OpenUpload
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.objects.store import ObjectInfo, OpenUpload
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.cold_units import DeletedLog

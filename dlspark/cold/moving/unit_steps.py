@@ -11,20 +11,20 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from dlspark.cold.files.errors import DamagedColdFileError
 from dlspark.cold.moving.copying import CopiedRun, copy_segments, read_back
 from dlspark.cold.moving.machine import Effect, Event, Phase, UnitMachine
 from dlspark.cold.moving.stores import MoverStores
-from dlspark.cold.objects.errors import (
+from dlspark.core.lifecycle.owned_segments import sweep
+from dlspark.core.metrics.structured_logging import about
+from dlspark.core.services import Services
+from dlspark.core.settings.settings import Settings
+from dlspark.errors import DamagedColdFileError
+from dlspark.objects.errors import (
     ObjectNotFoundError,
     ObjectOutcomeUnknownError,
     RangeShortError,
     StoreRefusedError,
 )
-from dlspark.core.lifecycle.owned_segments import sweep
-from dlspark.core.metrics.structured_logging import about
-from dlspark.core.services import Services
-from dlspark.core.settings.settings import Settings
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_steps import ColdKeptError, ColdMovedError, ColdTakenError
 from metadata.distributedlog.cold_store import ColdStore

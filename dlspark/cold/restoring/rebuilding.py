@@ -17,13 +17,10 @@ Fault model: as `cold_rebuilds`; a file that is damaged is refused with its plac
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dlspark.cold.files.errors import DamagedColdFileError
-from dlspark.cold.files.footer import Footer
-from dlspark.cold.objects.store import ObjectInfo, ObjectStore
 from dlspark.cold.restoring.checking import CheckedFile, check_file, claim_of, read_footer
 from dlspark.cold.restoring.choosing import (
     ChosenFiles,
@@ -36,8 +33,11 @@ from dlspark.cold.restoring.choosing import (
     one_log,
 )
 from dlspark.cold.restoring.staged_ledgers import NoEntries, StagedLedgers
+from dlspark.core.cold.files.footer import Footer
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.errors import DamagedColdFileError
+from dlspark.objects.store import ObjectInfo, ObjectStore
 from dlspark.tables.declaration import Declaration
 from metadata.distributedlog.cold_rebuilds import (
     ColdRebuilds,
@@ -109,14 +109,14 @@ class FoundFiles:
 
 
 async def find_files(
-    store: ObjectStore, folder: str, *, log_id: str | None = None, from_segment: int | None = None
+    store: ObjectStore, folder: str, *, log_ids: Collection[str] = (), from_segment: int | None = None
 ) -> FoundFiles:
     """Return which files below a folder make a log; nothing is made.
 
     Args:
         store: has the folder.
         folder: its address, up to a slash.
-        log_id: which log, where there are files of several.
+        log_ids: which log, where there are files of several (`choosing.one_log`).
         from_segment: where it is to begin; None: as far back as there are files.
 
     Raises CallerError (no file, several logs), SegmentHoleError, FilesDisagreeError, DamagedColdFileError where it has
@@ -137,7 +137,7 @@ async def find_files(
             other.append(PassedFile(info.url, error.message))
 
     await for_each(infos, FOOTERS_AT_ONCE, look)
-    mine = one_log(claims.values(), log_id)
+    mine = one_log(claims.values(), log_ids)
     for one in counted_first(mine):
         checked = await check_file(store, footers[one.url])
         claims[one.url] = replace(one, erased=checked.erased)

@@ -19,7 +19,6 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-from dlspark.cold.objects.errors import StoreRefusedError
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.catalog import Measures
 from dlspark.core.metrics.meter import FetchMeasures
@@ -28,6 +27,7 @@ from dlspark.core.reading.segment_ledger import SegmentLedger
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import ReadError
+from dlspark.objects.errors import StoreRefusedError
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import (
     CallerError,

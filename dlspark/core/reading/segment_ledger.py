@@ -23,12 +23,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Final
 
-from dlspark.cold.objects.errors import ObjectNotFoundError
-from dlspark.cold.reading.locations import ColdLocation
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.cold.reading.locations import ColdLocation
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyTruncatedError, SegmentNotFoundError
+from dlspark.objects.errors import ObjectNotFoundError, StoreRefusedError
 from metadata.distributedlog.segment_listing import SegmentListing
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation, present
@@ -39,8 +39,8 @@ from storage_node.errors import LedgerClosedError, UnauthorizedAccessError
 from storage_node.protocol.digests import Entry
 
 if TYPE_CHECKING:
-    from dlspark.cold.reading.cold_files import ColdFiles
-    from dlspark.cold.reading.cold_ledger import ColdLedger
+    from dlspark.core.cold.reading.cold_files import ColdFiles
+    from dlspark.core.cold.reading.cold_ledger import ColdLedger
 
 _NEVER_COLD: Final = (CallerError, InvariantViolation, LedgerClosedError, UnauthorizedAccessError)
 """What a file would not change: the caller's mistakes, and this reader's end."""
@@ -174,7 +174,7 @@ class SegmentLedger:
             known = self.segment
             in_file = self._cold is not None or (failed is None and not is_hot(known))
             while True:
-                if in_file and not isinstance(error, ObjectNotFoundError):
+                if in_file and not isinstance(error, ObjectNotFoundError | StoreRefusedError):
                     raise error  # The store is out of reach, or the file damaged: the list names none for that.
                 listed = await self._listed(error)
                 if in_file:
@@ -188,7 +188,7 @@ class SegmentLedger:
                         await self._open_cold(listed)
                     else:
                         raise error
-                except ObjectNotFoundError as gone:
+                except (ObjectNotFoundError, StoreRefusedError) as gone:
                     if gone is error:
                         raise
                     # Deleted between the two looks; each round sees another file, or ends.
@@ -228,6 +228,8 @@ class SegmentLedger:
             ) from error
         before = known.cold.file if known.cold is not None else None
         now = listed.cold.file if listed.cold is not None else None
+        if isinstance(error, StoreRefusedError) and now == before:
+            raise error  # The rights to the file, or its folder or bucket, are gone: that is what its reader must know.
         if before is not None and not is_hot(listed) and (now is None or now.url == before.url):
             raise SegmentNotFoundError(
                 f"the cold file of segment {lssn} is not there, though the log names it: {before.url}",
@@ -266,7 +268,7 @@ class SegmentLedger:
 
 def _cold_files() -> Callable[[], ColdFiles]:
     """Load what reads cold files: pyarrow.parquet, which no reader of hot segments needs."""
-    from dlspark.cold.reading.cold_files import shared_cold_files
+    from dlspark.core.cold.reading.cold_files import shared_cold_files
 
     return shared_cold_files
 

@@ -39,8 +39,8 @@ from storage_node.client.reader import LedgerLocation, LedgerReader
 from storage_node.protocol.digests import Entry
 
 if TYPE_CHECKING:
-    from dlspark.cold.reading.cold_ledger import ColdLedger
-    from dlspark.cold.reading.locations import ColdLocation
+    from dlspark.core.cold.reading.cold_ledger import ColdLedger
+    from dlspark.core.cold.reading.locations import ColdLocation
 
 _MOST_AT_ONCE = 64
 """Truncated segments that are passed over at a time."""

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from dlspark.cold.objects.addresses import FILE, S3, parse_root
-from dlspark.cold.objects.errors import ObjectAddressError
 from dlspark.core.settings.log_setting import setting
 from dlspark.errors import SettingsError
+from dlspark.objects.addresses import FILE, S3, parse_root
+from dlspark.objects.errors import ObjectAddressError
 from metadata.foundation.settings import FLAG, TEXT, WHOLE
 
 SLOT_SHARE: Final = 0.96

@@ -16,7 +16,6 @@ import re
 from typing import Final
 
 from dlspark import errors
-from dlspark.cold.objects.errors import ObjectStoreError
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import (
     AlreadyClosedError,
@@ -47,6 +46,7 @@ from dlspark.errors import (
     WriteError,
     status_code,
 )
+from dlspark.objects.errors import ObjectStoreError
 from dlspark.serving.protocol.operations import NAME_OF_REASON, REASON_OF_NAME, Applied, Reason, Refusal, StatusCode
 from metadata.distributedlog.locks import (
     LockClosedError,

@@ -23,12 +23,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dlspark.cold.files.columns import LOG
-from dlspark.cold.files.footer import Footer
-from dlspark.cold.objects.errors import ObjectNotFoundError
-from dlspark.cold.reading.cold_files import ColdFilesHold
 from dlspark.core.codec.vector_decoding import timestamps
+from dlspark.core.cold.files.columns import LOG
+from dlspark.core.cold.files.footer import Footer
+from dlspark.core.cold.reading.cold_files import ColdFilesHold
 from dlspark.core.runtime import Runtime
+from dlspark.objects.errors import ObjectNotFoundError
 from dlspark.spark.errors import TruncatedDataLossError
 from dlspark.spark.source.partition_reader import TARGET_BATCH_BYTES, TYPES, LogPartition
 from dlspark.spark.source.planning import ColdRows, SegmentSpan

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import Filter
 
-from dlspark.cold.files.footer import Footer
-from dlspark.cold.objects.errors import ObjectNotFoundError
-from dlspark.cold.reading.cold_files import ColdFilesHold, shared_cold_files
+from dlspark.core.cold.files.footer import Footer
+from dlspark.core.cold.reading.cold_files import ColdFilesHold, shared_cold_files
+from dlspark.objects.errors import ObjectNotFoundError
 from dlspark.spark.source.cold_columns import gives_records, is_cut, record_columns
 from dlspark.spark.source.frame_columns import FrameColumns
 from dlspark.spark.source.planning import ColdRows, SegmentSpan

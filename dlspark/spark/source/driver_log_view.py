@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
-from dlspark.cold.reading.locations import ColdLocation
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import EntrySummary
+from dlspark.core.cold.reading.locations import ColdLocation
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.writing.transitions import lssn_without_segments
@@ -352,6 +352,10 @@ class DriverLogView:
         await self._records.keep(live)
         ledgers = {segment.ledger_id for segment in self._segments}
         self._locations = {ledger: found for ledger, found in self._locations.items() if ledger in ledgers}
+
+    async def look(self) -> None:
+        """Read the segment list again if it changed: what follows, without a wait between, is as of now."""
+        await self._refresh()
 
     def look_again(self) -> None:
         """Note that what is known proved to be out of date: read the segment list again when next asked."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from dlspark.cold.reading.locations import ColdLocation
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.cold.reading.locations import ColdLocation
 
 if TYPE_CHECKING:
     from storage_node.client.reader import LedgerLocation

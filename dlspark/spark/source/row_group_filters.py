@@ -34,8 +34,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from dlspark.cold.files.columns import ERROR, LOG
-from dlspark.cold.files.footer import Footer
+from dlspark.core.cold.files.columns import ERROR, LOG
+from dlspark.core.cold.files.footer import Footer
 from dlspark.tables.arrow_types import FIELD_ID, arrow_type
 from dlspark.tables.json_decoding import value_of_default
 from dlspark.tables.types import Field, Schema, Struct, children

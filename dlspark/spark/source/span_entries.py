@@ -17,9 +17,9 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
-from dlspark.cold.objects.errors import ObjectNotFoundError
-from dlspark.cold.reading.locations import ColdLocation
+from dlspark.core.cold.reading.locations import ColdLocation
 from dlspark.core.runtime import Runtime
+from dlspark.objects.errors import ObjectNotFoundError
 from dlspark.spark.errors import TruncatedDataLossError
 from dlspark.spark.source.planning import SegmentSpan
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
@@ -28,7 +28,7 @@ from storage_node.protocol.reading import MISSING
 from storage_node.settings.client import ClientSettings
 
 if TYPE_CHECKING:
-    from dlspark.cold.reading.cold_files import ColdFilesHold
+    from dlspark.core.cold.reading.cold_files import ColdFilesHold
 
 _log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ SHARED_READERS: Final = SharedByTasks(_reader)
 
 def _cold_files(_key: None) -> ColdFilesHold:
     # Imported late: most tasks read nothing cold, and pyarrow.parquet takes a while to load.
-    from dlspark.cold.reading.cold_files import shared_cold_files
+    from dlspark.core.cold.reading.cold_files import shared_cold_files
 
     return shared_cold_files().hold()
 

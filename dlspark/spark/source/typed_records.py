@@ -29,7 +29,7 @@ from dlspark.tables.typed_rows import ERROR, LOG, VALUE, TypedRows
 from metadata.foundation.errors import check
 
 if TYPE_CHECKING:
-    from dlspark.cold.files.footer import Footer
+    from dlspark.core.cold.files.footer import Footer
     from dlspark.spark.source.planning import SegmentSpan
 
 MAX_KEPT: Final = 16

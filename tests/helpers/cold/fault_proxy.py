@@ -1,7 +1,7 @@
 """A proxy between a client of an object store and its server, which disturbs requests: ordered by a test, or by a seed.
 
 It speaks HTTP/1.1, one request a connection, and forwards what it gets as it is (signatures cover the host's name, so
-that is not changed). What a fault does is in `HttpFault`. It runs on a loop of its own, in a thread, so tests may block.
+that is not changed). What a fault does is in `HttpFault`. It runs on a loop of its own, in a thread: tests may block.
 """
 
 from __future__ import annotations

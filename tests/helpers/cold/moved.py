@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dlspark.cold.files.footer import FileIdentity
-from dlspark.cold.files.writing import ROW_GROUP_BYTES, ColdFileWriter, WrittenFile
-from dlspark.cold.objects.opening import open_store
-from dlspark.cold.objects.store import ObjectStore
+from dlspark.core.cold.files.footer import FileIdentity
+from dlspark.core.cold.files.writing import ROW_GROUP_BYTES, ColdFileWriter, WrittenFile
 from dlspark.core.lifecycle.owned_segments import sweep
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.objects.opening import open_store
+from dlspark.objects.store import ObjectStore
 from dlspark.tables.declaration import Declaration
 from helpers.worlds.memory_bookies import MemoryBookie
 from metadata.bookkeeper.ledgers import Versioned

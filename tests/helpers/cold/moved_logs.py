@@ -6,13 +6,14 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dlspark.cold.files.footer import FileIdentity
-from dlspark.cold.files.writing import ColdFileWriter
-from dlspark.cold.objects.opening import open_store
+from dlspark.core.cold.files.footer import FileIdentity
+from dlspark.core.cold.files.writing import ColdFileWriter
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.objects.opening import open_store
 from dlspark.tables.declaration import Declaration
 from helpers.cold.places import put
 from metadata.distributedlog.cold_units import (
+    WORKER,
     ColdFile,
     ColdLog,
     ColdSegment,
@@ -21,6 +22,7 @@ from metadata.distributedlog.cold_units import (
     object_name,
     parse_unit_name,
 )
+from metadata.distributedlog.log_names import LogPaths
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import NoNodeError
 from metadata.store import ANY_VERSION, Create, Delete, SetData
@@ -92,10 +94,13 @@ async def _cold_log(namespace: AsyncNamespace, name: str) -> ColdLog:
         return ColdLog.decode(data, paths.cold)
     except NoNodeError:
         cold = ColdLog("a" * 32, uuid.uuid4().hex)
-        await namespace.store.multi(
-            [Create(paths.cold, cold.encode()), Create(paths.cold_attempts), Create(paths.cold_units)]
-        )
+        await namespace.store.multi([Create(path, data) for path, data in _made(paths, cold)])
         return cold
+
+
+def _made(paths: LogPaths, cold: ColdLog) -> list[tuple[str, bytes]]:
+    others = (paths.cold_attempts, paths.cold_units, f"{paths.cold}/{WORKER}")
+    return [(paths.cold, cold.encode()), *((path, b"") for path in others)]
 
 
 async def _filed(

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dlspark.cold.moving.log_mover import LogMover, MoverPass
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.cold.moving.sweeping import Swept, sweep_log
-from dlspark.cold.objects.addresses import root_of
-from dlspark.cold.objects.memory import MemoryBucket, MemoryObjectStore
-from dlspark.cold.objects.memory_faults import ObjectFaults
-from dlspark.cold.objects.opened_store import ReadPolicy
-from dlspark.cold.objects.store import ObjectStore
-from dlspark.cold.reading.cold_files import ColdFiles
+from dlspark.core.cold.reading.cold_files import ColdFiles
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.objects.addresses import root_of
+from dlspark.objects.memory import MemoryBucket, MemoryObjectStore
+from dlspark.objects.memory_faults import ObjectFaults
+from dlspark.objects.opened_store import ReadPolicy
+from dlspark.objects.store import ObjectStore
 from helpers.worlds.memory_cluster import MemoryCluster
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.cold_units import ColdUnit

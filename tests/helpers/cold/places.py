@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dlspark.cold.objects.memory import MemoryBucket, MemoryObjectStore
-from dlspark.cold.objects.memory_faults import ObjectFaults
-from dlspark.cold.objects.opened_store import READ_POLICY, ReadPolicy
-from dlspark.cold.objects.opening import open_store
-from dlspark.cold.objects.store import ObjectStore
+from dlspark.objects.memory import MemoryBucket, MemoryObjectStore
+from dlspark.objects.memory_faults import ObjectFaults
+from dlspark.objects.opened_store import READ_POLICY, ReadPolicy
+from dlspark.objects.opening import open_store
+from dlspark.objects.store import ObjectStore
 
 NOW_MS = 1_764_300_000_000
 

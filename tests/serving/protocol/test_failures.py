@@ -18,7 +18,6 @@ import dlspark
 import metadata
 import storage_node
 from dlspark import errors
-from dlspark.cold.objects.errors import ObjectStoreError
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.writing.ledger_allocators import AllocatorLostError
 from dlspark.core.writing.transactions import DeposedInDoubtError
@@ -41,6 +40,7 @@ from dlspark.errors import (
     __all__,
     status_code,
 )
+from dlspark.objects.errors import ObjectStoreError
 from dlspark.serving.protocol.answer_frames import decode_answer, encode_answer
 from dlspark.serving.protocol.failures import (
     ERROR_OF_CODE,

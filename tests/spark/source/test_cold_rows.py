@@ -34,9 +34,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from dlspark.cold.files.footer import Footer
-from dlspark.cold.files.row_groups import decode_records
-from dlspark.cold.files.writing import ColdFileWriter
+from dlspark.core.cold.files.footer import Footer
+from dlspark.core.cold.files.row_groups import decode_records
+from dlspark.core.cold.files.writing import ColdFileWriter
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.errors import TruncatedDataLossError
 from dlspark.spark.options.query_options import Options
@@ -57,14 +57,15 @@ from dlspark.tables.types import LONG, STRING
 from metadata.distributedlog.cold_units import ColdFile, ColdUnit
 
 LOG = "orders"
+TAG = pa.struct([pa.field("key", pa.string(), nullable=False), ("weight", pa.int32())])
 COLUMNS = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False),
         pa.field("item", pa.string()),
         pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
         pa.field("weight", pa.int32()),
-        pa.field("where", pa.struct([("town", pa.string()), ("zip", pa.int32())])),
-        pa.field("tags", pa.list_(pa.struct([("key", pa.string()), ("weight", pa.int32())]))),
+        pa.field("where", pa.struct([pa.field("town", pa.string(), nullable=False), ("zip", pa.int32())])),
+        pa.field("tags", pa.list_(pa.field("element", TAG, nullable=False))),
         pa.field("day", pa.date32()),
     ]
 )

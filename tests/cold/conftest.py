@@ -1,7 +1,0 @@
-"""Fixtures of the tests of cold storage."""
-
-from __future__ import annotations
-
-from helpers.cold.fixtures import hdfs, hdfs_place, moto, moto_place, place, seaweed, seaweed_place
-
-__all__ = ["hdfs", "hdfs_place", "moto", "moto_place", "place", "seaweed", "seaweed_place"]
