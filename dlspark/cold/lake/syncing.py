@@ -32,7 +32,7 @@ from dlspark.cold.lake.targets import (
     TableUnreachableError,
     added_files,
 )
-from dlspark.cold.reading.cold_files import shared_cold_files
+from dlspark.core.cold.reading.cold_files import shared_cold_files
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.tables.declaration import Declaration
 from metadata.distributedlog.cold_store import ColdStore
