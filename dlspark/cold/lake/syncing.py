@@ -108,6 +108,7 @@ class TableSync:
         columns = await self._columns(table)
         check_names(columns, table.kind)
         await asyncio.to_thread(self._opener, table)  # before it is declared: a missing extra, or a bad address
+        await self._cold.namespace_id()
         declared = await self.tables.create(table)
         target = await asyncio.to_thread(self._opener, declared)
         await asyncio.to_thread(target.ensure, columns)
