@@ -35,7 +35,7 @@ class LogUnits:
         log: its name now.
         log_id: its id in cold storage.
         units: in order of segments; read after `waiting`, and after the table's head.
-        waiting: numbers of segments on the log's own list that users still see.
+        waiting: numbers of segments on the log's own list, hidden ones too.
     """
 
     log: str

@@ -16,38 +16,27 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
-import pyarrow as pa
-
-from dlspark.cold.lake.columns import check_names, table_columns
+from dlspark.cold.lake.columns import check_names
+from dlspark.cold.lake.log_sources import LogSource, NamespaceLogs
 from dlspark.cold.lake.opening import open_table
-from dlspark.cold.lake.planning import LogUnits, TableChanges, TableState, holes, plan_changes, urls_of
+from dlspark.cold.lake.planning import LogUnits, holes, plan_changes, urls_of
 from dlspark.cold.lake.targets import (
-    FileFigures,
     LakeTable,
     TableMovedError,
     TableUnclearError,
     TableUnreachableError,
-    added_files,
 )
-from dlspark.core.cold.reading.cold_files import shared_cold_files
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.tables.declaration import Declaration
-from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.cold_tables import ColdTable, ColdTableStore
-from metadata.distributedlog.cold_units import ColdFile, ColdUnit, UnitState
-from metadata.distributedlog.log_names import LogNotFoundError
-from metadata.distributedlog.record_schemas import SchemaStore
-from metadata.distributedlog.segments import TruncationStatus
+from metadata.distributedlog.cold_units import ColdUnit, UnitState
 from metadata.foundation.errors import DistributedLogError, NotAppliedError
 
 ROUNDS: Final = 12
 """Looks at one table in one sync, beyond those that bring it forward."""
 _PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 5.0
-_AT_ONCE: Final = 16
 
 OpenTable = Callable[[ColdTable], LakeTable]
 
@@ -79,7 +68,8 @@ class TableSync:
     """How do I bring a namespace's lake tables forward?
 
     Args:
-        namespace: it is read, and never changed.
+        logs: what the namespace's logs say.
+        tables: its declarations.
         opener: opens a table.
         pause_s: seconds before the second look at a table after a commit in doubt; doubled each time.
         rng: spreads the pauses.
@@ -87,28 +77,32 @@ class TableSync:
 
     def __init__(
         self,
-        namespace: AsyncNamespace,
+        logs: LogSource,
+        tables: ColdTableStore,
         *,
         opener: OpenTable = open_table,
         pause_s: float = _PAUSE_S,
         rng: random.Random | None = None,
     ) -> None:
-        self._namespace = namespace
+        self._logs = logs
         self._opener = opener
         self._pause_s = pause_s
         self._rng = rng or random.Random()
-        self._cold = ColdStore(namespace.logs_store)
-        self._schemas = SchemaStore(namespace.logs_store)
-        self._figures: dict[str, FileFigures] = {}
-        self.tables = ColdTableStore(namespace.store, namespace.uri.path)
+        self.tables = tables
         """The namespace's declarations."""
+
+    @classmethod
+    def over(cls, namespace: AsyncNamespace, *, opener: OpenTable = open_table, pause_s: float = _PAUSE_S) -> TableSync:
+        """Return the sync of a namespace's tables."""
+        tables = ColdTableStore(namespace.store, namespace.uri.path)
+        return cls(NamespaceLogs(namespace), tables, opener=opener, pause_s=pause_s)
 
     async def create(self, table: ColdTable) -> ColdTable:
         """Declare a table, and make it. After any error it may be called again, and finishes what was begun."""
-        columns = await self._columns(table)
+        columns = await self._logs.columns(table)
         check_names(columns, table.kind)
         await asyncio.to_thread(self._opener, table)  # before it is declared: a missing extra, or a bad address
-        await self._cold.namespace_id()
+        await self._logs.prepare()
         declared = await self.tables.create(table)
         target = await asyncio.to_thread(self._opener, declared)
         await asyncio.to_thread(target.ensure, columns)
@@ -133,20 +127,19 @@ class TableSync:
     async def _one_round(self, table: ColdTable, target: LakeTable, report: TableReport) -> bool:
         """Look at the table, and make one commit of what it lacks; True where it lacks nothing."""
         state = await asyncio.to_thread(target.load)
-        logs = await self._logs(table)
+        logs = await self._logs.logs(table)
         changes = plan_changes(state, logs)
         report.rows, report.files = state.rows, state.files
         report.findings = [*state.findings, *holes(state, logs), *self._not_there(table, logs)]
         if changes.added or changes.replaced:
-            columns = await self._columns(table)
+            columns = await self._logs.columns(table)
             check_names(columns, table.kind)
             if await asyncio.to_thread(target.evolve, state, columns):
                 report.commits += 1
                 return False
         if not changes:
-            self._figures.clear()
             return True
-        figures = await self._figures_of(changes)
+        figures = await self._logs.figures(changes)
         if not await asyncio.to_thread(target.commit, state, changes, figures):
             return True
         report.commits += 1
@@ -162,58 +155,6 @@ class TableSync:
             for log in table.logs
             if log not in there
         ]
-
-    # ---------------------------------------------------------------- what logs say
-
-    async def _logs(self, table: ColdTable) -> list[LogUnits]:
-        limit = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(log: str) -> LogUnits | None:
-            async with limit:
-                try:
-                    cold = await self._cold.cold_log(log)
-                    if cold is None:
-                        return None
-                    # The list before the units: a segment is always in one of the two.
-                    hot = await self._namespace.logs_store.hot_segments(log)
-                    units = tuple(unit.value for unit in await self._cold.units(log))
-                except LogNotFoundError:
-                    return None
-            waiting = frozenset(segment.lssn for segment in hot if segment.truncation is not TruncationStatus.TRUNCATED)
-            return LogUnits(log, cold.value.log_id, units, waiting)
-
-        found = await asyncio.gather(*map(one, table.logs))
-        return [each for each in found if each is not None]
-
-    async def _columns(self, table: ColdTable) -> pa.Schema:
-        declared: dict[str, Declaration | None] = {}
-        for log in table.logs:
-            try:
-                stored = await self._schemas.get(log)
-            except LogNotFoundError:
-                continue
-            declared[log] = None if stored is None else Declaration.decode(stored.data, log)
-        return table_columns(declared)
-
-    async def _figures_of(self, changes: TableChanges) -> dict[str, FileFigures]:
-        """Return what the footers of new files say: one request each, and none in a second round."""
-        every = [(replacement.log, replacement.file.url) for replacement in changes.replaced if replacement.file]
-        wanted = {url for _, url, _, _ in added_files(changes, every)}
-        files: dict[str, ColdFile] = {one.file.url: one.file for one in changes.added}
-        files |= {one.file.url: one.file for one in changes.replaced if one.file is not None}
-        hold = shared_cold_files().hold()
-        limit = asyncio.Semaphore(_AT_ONCE)
-
-        async def look(file: ColdFile) -> None:
-            async with limit:
-                footer = await hold.files.reader(file).footer()
-            self._figures[file.url] = FileFigures(footer.parquet, footer.schema)
-
-        try:
-            await asyncio.gather(*(look(files[url]) for url in wanted if url not in self._figures))
-        finally:
-            await hold.close()
-        return {url: self._figures[url] for url in wanted}
 
     # ---------------------------------------------------------------- what leaves, and what is wrong
 
@@ -235,9 +176,8 @@ class TableSync:
             target = await asyncio.to_thread(self._opener, table)
             state = await asyncio.to_thread(target.load)
             named = await asyncio.to_thread(target.named, leaving)
-            cold = await self._cold.cold_log(log)
-            at = -1 if cold is None else state.watermarks.get(cold.value.log_id, -1)
-            if named or at < unit.last:
+            ids = [one.log_id for one in await self._logs.logs(table) if one.log == log]
+            if named or any(state.watermarks.get(log_id, -1) < unit.last for log_id in ids):
                 raise NotAppliedError(
                     f"Table {table.name} still names files of unit {unit.name}, or may take them yet; they were kept",
                     log=log,
@@ -248,7 +188,7 @@ class TableSync:
         """Compare a table with what is cold, file by file; nothing is changed."""
         target = await asyncio.to_thread(self._opener, table)
         state = await asyncio.to_thread(target.load)
-        logs = await self._logs(table)
+        logs = await self._logs.logs(table)
         named = await asyncio.to_thread(target.named, None)
         report = TableReport(table.name, rows=state.rows, files=state.files)
         report.findings = [*state.findings, *holes(state, logs), *self._not_there(table, logs)]
@@ -276,7 +216,7 @@ class TableSync:
 async def sync_tables(namespace: AsyncNamespace, *, opener: OpenTable = open_table) -> list[TableReport]:
     """Bring all tables of a namespace forward: what a mover does at the end of a pass. Raises nothing of a table's: each
     report has its error."""
-    syncing = TableSync(namespace, opener=opener)
+    syncing = TableSync.over(namespace, opener=opener)
     reports: list[TableReport] = []
     for table in await syncing.tables.tables():
         try:
@@ -290,4 +230,4 @@ async def release_unit(namespace: AsyncNamespace, log: str, unit: ColdUnit, *, o
     """Return once no lake table names the files that a unit gives up: called by the mover behind
     `begin_cold_delete` or `replace_file`, and before it deletes an object. Raises what keeps them; see
     `TableSync.release`."""
-    await partial(TableSync(namespace, opener=opener).release, log)(unit)
+    await TableSync.over(namespace, opener=opener).release(log, unit)
