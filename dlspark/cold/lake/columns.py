@@ -1,8 +1,8 @@
 """Which columns has the table of some logs? Those of their files, by the files' own field ids; all may be null.
 
 A table of several logs has one set of columns. Their declarations must then be one history at different points: each
-log's versions are the first ones of the longest history. Logs that declare nothing fit into any table: they have `_log`,
-the record's bytes and `_error` alone.
+log's versions are the first ones of the longest history. Logs that declare nothing fit into any table: they have
+`_log`, the record's bytes and `_error` alone.
 
 Columns may be null, nested ones too, though the log says NOT NULL: a record that does not fit is a row without values,
 and files that were written before a column was there lack it. Defaults are the log's readers' alone: Iceberg's format 2

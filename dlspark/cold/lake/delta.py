@@ -4,9 +4,9 @@ A log's watermark is the version of a `txn` action, `dlspark/<table id>/<log id>
 Commits are sent with no repetition inside: then deltalake makes exactly the version behind the one that was loaded, or
 fails, and the file of a version can be made once. So the head that a commit depends on is the version.
 
-Files are named by their whole addresses, outside of the table's folder: `vacuum` deletes what lies in that folder alone.
-Delta knows columns by their names here (deltalake writes no column mapping), so the table can follow new columns only. A
-column that is renamed or widened in the log ends the sync of the table, and says what to do.
+Files are named by their whole addresses, outside of the table's folder: `vacuum` deletes what lies in that folder
+alone. Delta knows columns by their names here (deltalake writes no column mapping), so the table can follow new
+columns only. A column that is renamed or widened in the log ends the sync of the table, and says what to do.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`IcebergTable`: cold files as an Iceberg table, format 2, through pyiceberg.
 
-What the table says of itself lies in its properties (`dlspark.state`), set by the very commit that adds the files, so it
-outlives `expire_snapshots`; each snapshot's summary has the watermarks that it moved. Commits go to the catalog as
-updates with requirements, one request each, and are never repeated here: pyiceberg's own commit repeats after a conflict,
-and deletes the manifests of what it takes for a failure, which may be the commit that was applied.
+What the table says of itself lies in its properties (`dlspark.state`), set by the very commit that adds the files,
+so it outlives `expire_snapshots`; each snapshot's summary has the watermarks that it moved. Commits go to the catalog
+as updates with requirements, one request each, and are never repeated here: pyiceberg's own commit repeats after a
+conflict, and deletes the manifests of what it takes for a failure, which may be the commit that was applied.
 
 The manifests that a commit which was not applied has written stay in the table's metadata folder: unreferenced, some
 kilobytes each. To delete them would be safe only after certain failures.
@@ -137,7 +137,8 @@ class IcebergTable:
     # ---------------------------------------------------------------- making it
 
     def ensure(self, columns: pa.Schema) -> None:
-        """Make the table, if it is not there: with the files' own field ids, which a catalog's `create` would not keep."""
+        """Make the table, if it is not there: with the files' own field ids, which a catalog's `create` would not
+        keep."""
         try:
             self._open()
             return
@@ -377,7 +378,7 @@ class IcebergTable:
             raise CallerError(f"The catalog refuses to show {self._identifier}: {error}; nothing was done") from error
         except Exception as error:
             raise TableUnreachableError(
-                f"Iceberg table {self._identifier} could not be asked: {type(error).__name__}: {error}; nothing was added",
+                f"Iceberg table {self._identifier} could not be asked: {error!r}; nothing was added",
                 advice="Look whether its catalog and warehouse can be reached from here; then sync again",
             ) from error
 
@@ -398,7 +399,7 @@ def _check_fits(there: Schema, wanted: Schema) -> None:
         type_ = wanted.find_type(id_)
         if id_ in types and types[id_] != type_:
             raise CallerError(
-                f"Column {wanted.find_column_name(id_)} is {type_} in the log and {types[id_]} in the table, whose schema "
-                "was changed from outside; no file was added",
+                f"Column {wanted.find_column_name(id_)} is {type_} in the log and {types[id_]} in the table, whose "
+                "schema was changed from outside; no file was added",
                 advice="Give the table its schema back, or drop the declaration and declare another table",
             )

@@ -1,8 +1,9 @@
 """A cold file as Iceberg's manifests name it: its size, rows, and the bounds of its columns, from the footer alone.
 
-Columns are known by the field ids that the file itself has, so a file that was written under an older name or a narrower
-type is named as it is; columns that the table has not are left out. Bounds are kept of columns with one value a row; a
-bound that cannot be said (`value`, texts beyond 16 characters, in part) is left out, and is never wrong.
+Columns are known by the field ids that the file itself has, so a file that was written under an older name or a
+narrower type is named as it is; columns that the table has not are left out. Bounds are kept of columns with one
+value a row; a bound that cannot be said (`value`, texts beyond 16 characters, in part) is left out, and is never
+wrong.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What the logs of a table say: their units, their columns, and the footers of their files. Read alone, never changed."""
+"""What the logs of a table say: their units, their columns, and the footers of their files. Read alone, never
+changed."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ The watermark of a log is the number of the last segment that its table has; it 
 oldest first: it moves in the very commit that adds the file, so a file at or below it is never added again, whatever is
 repeated. What is above it is in no snapshot. So nothing here has to look through the table for what is there already.
 
-A hole is waited for while the log still lists a segment of it that is to be copied: it was read *before* the units, so a
-segment that was in neither is gone for good (truncated, or its unit deleted).
+A hole is waited for while the log still lists a segment of it that is to be copied: it was read *before* the units,
+so a segment that was in neither is gone for good (truncated, or its unit deleted).
 
 Two things are looked for by path, once each: files of units that leave cold storage, and files that were replaced
 (redaction). `settled` names those that are done with, for as long as the log names them.

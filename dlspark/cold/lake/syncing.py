@@ -1,13 +1,14 @@
 """Keeps lake tables level with what is in cold storage: `sync_table`, `sync_tables`, `release_unit`, `check_table`.
 
-The order of reading decides: the table's head first, then each log's own list, then its units. A commit that was planned
-so depends on that head, and the head moves whenever a unit that leaves is taken out, or kept out, of the table. So a unit
-that is marked COLD_DELETE_STARTED before `release_unit` loads the table is in it in no later snapshot, whatever other
-syncs do at the same time and however late their commits arrive; after `release_unit` its object may be deleted.
+The order of reading decides: the table's head first, then each log's own list, then its units. A commit that was
+planned so depends on that head, and the head moves whenever a unit that leaves is taken out, or kept out, of the
+table. So a unit that is marked COLD_DELETE_STARTED before `release_unit` loads the table is in it in no later
+snapshot, whatever other syncs do at the same time and however late their commits arrive; after `release_unit` its
+object may be deleted.
 
 Fault model: any request may fail, and commits may be applied though they seem to have failed. Each round begins with a
-new look at the table; rounds are bounded, and a table that stays in doubt is left to the next sync. A failure of one table
-does not stop the others. What was changed from outside is a finding: reported, never undone.
+new look at the table; rounds are bounded, and a table that stays in doubt is left to the next sync. A failure of
+one table does not stop the others. What was changed from outside is a finding: reported, never undone.
 """
 
 from __future__ import annotations
@@ -161,8 +162,8 @@ class TableSync:
     async def release(self, log: str, unit: ColdUnit) -> None:
         """Return once no table names a file of a unit that is being deleted, nor ever will: then it may be deleted.
 
-        The unit must be COLD_DELETE_STARTED, or have the files in `replaced`, before this is called. Raises what keeps a
-        table from giving them up; the files must stay then.
+        The unit must be COLD_DELETE_STARTED, or have the files in `replaced`, before this is called. Raises what
+        keeps a table from giving them up; the files must stay then.
         """
         leaving = {one.url for one in unit.replaced}
         if unit.state is UnitState.COLD_DELETE_STARTED:
@@ -214,8 +215,8 @@ class TableSync:
 
 
 async def sync_tables(namespace: AsyncNamespace, *, opener: OpenTable = open_table) -> list[TableReport]:
-    """Bring all tables of a namespace forward: what a mover does at the end of a pass. Raises nothing of a table's: each
-    report has its error."""
+    """Bring all tables of a namespace forward: what a mover does at the end of a pass. Raises nothing of a table's:
+    each report has its error."""
     syncing = TableSync.over(namespace, opener=opener)
     reports: list[TableReport] = []
     for table in await syncing.tables.tables():

@@ -44,7 +44,7 @@ async def mover(memory_cluster: MemoryCluster, tmp_path: Path) -> AsyncIterator[
 
 @pytest.fixture
 def declared(tmp_path: Path) -> Callable[..., ColdTable]:
-    """Makes declarations of tables in the test's folder."""
+    """Return what makes declarations of tables in the test's folder."""
     (tmp_path / "lake").mkdir()
 
     def make(kind: str, *logs: str, name: str = "flights") -> ColdTable:

@@ -1,7 +1,8 @@
-"""Seeded rounds: units come, are replaced and go, two syncs work at one table, and answers to commits are lost, late or lie.
+"""Seeded rounds: units come, are replaced and go, two syncs work at one table, and answers to commits are lost,
+late or lie.
 
-At every snapshot the table has whole units of the log, without a hole, each file once; a file that `release` gave free is
-in no later one. `--rounds 1000` for more.
+At every snapshot the table has whole units of the log, without a hole, each file once; a file that `release` gave
+free is in no later one. `--rounds 1000` for more.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class World:
         except (NotAppliedError, OutcomeUnknownError):
             return False
         count = len(self.snapshots())
-        self.released |= {url: count for url in urls}
+        self.released |= dict.fromkeys(urls, count)
         return True
 
     def check(self) -> None:

@@ -24,6 +24,7 @@ def connected() -> Iterator[duckdb.DuckDBPyConnection]:
 
 def _extension(name: str) -> Path:
     spec = find_spec(f"duckdb_extension_{name}")
-    assert spec is not None and spec.origin is not None, f"the wheel duckdb-extension-{name} is not installed"
+    if spec is None or spec.origin is None:
+        raise AssertionError(f"the wheel duckdb-extension-{name} is not installed")
     (found,) = (Path(spec.origin).parent / "extensions").rglob(f"{name}.duckdb_extension")
     return found
