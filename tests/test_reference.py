@@ -10,7 +10,7 @@ from helpers.paths import DOCS, ROOT
 
 PAGE = DOCS / "reference" / "invariants.md"
 INDEX = DOCS / "reference" / "README.md"
-CODES = [f"I{number}" for number in range(1, 21)] + [f"D{number}" for number in range(1, 20)]
+CODES = [f"I{number}" for number in range(1, 22)] + [f"D{number}" for number in range(1, 20)]
 ENTRY = re.compile(r"\n\*\*.+?\*\*.*?\n\* Kept in:\s(?P<kept>.+?)\n\* Held by:\s(?P<held>.+?)(?=\n\n|\Z)", re.S)
 MUTATIONS = {row[0].strip("`") for heading, row in table_rows(DOCS / "simulation.md") if heading == "Mutation check"}
 

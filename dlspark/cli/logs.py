@@ -188,7 +188,7 @@ def _cells(row: dict[str, Json], segment: SegmentMetadata) -> list[Json]:
     """Return a segment's row of the table: shorter than its JSON."""
     from dlspark.core.codec.records import MAX_TXID
 
-    cells = dict(row)
+    cells = {name: value for name, value in row.items() if name != "cold"}  # The state says it in words.
     if not segment.in_progress:
         cells["completed"] = short_time(segment.completion_time_ms)
         # Its highest id is not a time, and as wide as a column can be.
@@ -214,7 +214,7 @@ def _as_dict(segment: SegmentMetadata) -> dict[str, Json]:
     from dlspark.core.display.status import segment_state
 
     closed = not segment.in_progress
-    return {
+    row: dict[str, Json] = {
         "segment": segment.lssn,
         "state": segment_state(segment),
         "records": segment.record_count if closed else None,
@@ -224,6 +224,16 @@ def _as_dict(segment: SegmentMetadata) -> dict[str, Json]:
         "ledger": segment.ledger_id,
         "completed": time_text(segment.completion_time_ms) if closed else None,
     }
+    if segment.cold is not None:
+        file = segment.cold.file
+        row["cold"] = {
+            "listed": segment.cold.listed,
+            "unit_state": segment.cold.state.value,
+            "file": file.url if file is not None else None,
+            "rows": segment.cold.rows,
+            "ledger_bytes": segment.cold.ledger_bytes,
+        }
+    return row
 
 
 @over_namespace

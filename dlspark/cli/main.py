@@ -23,6 +23,10 @@ from dlspark.cli import (
     autorecovery,
     bookies,
     cluster,
+    cold,
+    cold_redactions,
+    cold_restores,
+    cold_tables,
     doctor,
     inspections,
     ledgers,
@@ -310,6 +314,31 @@ for name, command in (
 ):
     proxy_app.command(name)(plain_errors(command))
 app.add_typer(proxy_app, name="proxy")
+
+cold_app = typer.Typer(help="Cold storage: the past of logs as files that any engine reads.", no_args_is_help=True)
+for name, command in (
+    ("run", cold.run),
+    ("move", cold.move),
+    ("status", cold.status),
+    ("verify", cold.verify),
+    ("audit", cold.audit),
+    ("sweep", cold.sweep),
+    ("restore", cold_restores.restore),
+    ("redact", cold_redactions.redact),
+):
+    cold_app.command(name)(plain_errors(command))
+cold_table_app = typer.Typer(help="Cold files as Iceberg and Delta tables.", no_args_is_help=True)
+for name, command in (
+    ("create", cold_tables.create),
+    ("list", cold_tables.list_tables),
+    ("sync", cold_tables.sync),
+    ("show", cold_tables.show),
+    ("check", cold_tables.check),
+    ("drop", cold_tables.drop),
+):
+    cold_table_app.command(name)(plain_errors(command))
+cold_app.add_typer(cold_table_app, name="table")
+app.add_typer(cold_app, name="cold")
 
 app.command("doctor")(plain_errors(doctor.doctor))
 app.command("write")(plain_errors(pipes.write))

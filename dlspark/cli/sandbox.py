@@ -36,6 +36,10 @@ def start(
     proxies: Annotated[
         int, typer.Option(help="Write proxies; with any, there is a read proxy as well.", min=0, max=100)
     ] = 0,
+    cold: Annotated[
+        Path | None,
+        typer.Option("--cold", help="Folder for cold storage: completed segments are moved there by a mover."),
+    ] = None,
 ) -> None:
     """Start ZooKeeper and the storage nodes and print the namespace's URI. While it runs (in the default directory), it
     is the namespace where no other is given."""
@@ -43,12 +47,14 @@ def start(
 
     directory = directory or default_directory()
     if detach:
-        typer.echo(_start_detached(directory, nodes, port, auto_recovery, proxies))
+        typer.echo(_start_detached(directory, nodes, port, auto_recovery, proxies, cold))
         return
     # SIGTERM ends the sandbox in order, like Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
-    with Sandbox(directory, nodes=nodes, port=port, auto_recovery=auto_recovery, proxies=proxies) as sandbox:
+    with Sandbox(directory, nodes=nodes, port=port, auto_recovery=auto_recovery, proxies=proxies, cold=cold) as sandbox:
         typer.echo(sandbox.uri)
+        if cold is not None:
+            typer.echo(_cold_line(directory, cold), err=True)
         sys.stdout.flush()
         try:
             signal.pause()
@@ -101,6 +107,8 @@ def status(directory: DirectoryOption = None) -> None:
         ):
             kind = f"{what} {'proxy' if len(frames) == 1 else 'proxies'}"
             typer.echo(f"{kind}: {_addresses(frames)} for frames, {_addresses(grpc)} for gRPC", err=True)
+    if state.cold is not None:
+        typer.echo(_cold_line(directory or default_directory(), Path(state.cold)), err=True)
     parts = [state.zookeeper_port, *state.node_ports, *state.proxy_ports[: state.proxies]]
     parts += [state.read_proxy_port] if state.proxies and state.read_proxy_port is not None else []
     silent = [port for port in parts if not _listens(port)]
@@ -111,6 +119,13 @@ def status(directory: DirectoryOption = None) -> None:
             err=True,
         )
         raise typer.Exit(3)
+
+
+def _cold_line(directory: Path, files: Path) -> str:
+    from dlspark.sandbox.mover import CONF
+
+    conf = directory.absolute() / CONF
+    return f"cold storage in {files.absolute()}; for programs that write: DLSPARK_CONF={conf}"
 
 
 def _listens(port: int) -> bool:
@@ -132,7 +147,9 @@ def _known_state(directory: Path) -> SandboxState:
     return state
 
 
-def _start_detached(directory: Path, nodes: int, port: int, auto_recovery: bool, proxies: int) -> str:
+def _start_detached(
+    directory: Path, nodes: int, port: int, auto_recovery: bool, proxies: int, cold: Path | None
+) -> str:
     """Run `sandbox start` in a session of its own and wait for the URI it prints."""
     import subprocess
 
@@ -144,6 +161,7 @@ def _start_detached(directory: Path, nodes: int, port: int, auto_recovery: bool,
     arguments = ["--dir", str(directory), "--nodes", str(nodes), "--port", str(port)]
     arguments += ["--auto-recovery"] if auto_recovery else []
     arguments += ["--proxies", str(proxies)] if proxies else []
+    arguments += ["--cold", str(cold.absolute())] if cold is not None else []
     running = SandboxState.load(directory)
     if running is not None and running.running():
         raise CallerError(

@@ -36,8 +36,12 @@ _LOG: Final = "proxy.log"
 class SandboxProxies:
     """The proxies of one running sandbox."""
 
-    def __init__(self, directory: Path, state: SandboxState, spawner: ThreadPoolExecutor) -> None:
-        """Start nothing yet; `spawner` is the thread that starts all processes of the sandbox."""
+    def __init__(
+        self, directory: Path, state: SandboxState, spawner: ThreadPoolExecutor, conf: Path | None = None
+    ) -> None:
+        """Start nothing yet; `spawner` is the thread that starts all processes of the sandbox, `conf` the file of the
+        namespace's settings, if it has one."""
+        self._conf = conf
         self._directory = directory
         self._state = state
         self._spawner = spawner
@@ -148,7 +152,7 @@ class SandboxProxies:
                 # Ctrl-C at the terminal is for the sandbox alone, which then ends its processes in order.
                 start_new_session=True,
                 cwd=self._folder(index),
-                env=child_environment(),
+                env=child_environment() | ({} if self._conf is None else {"DLSPARK_CONF": str(self._conf)}),
             )
 
     def _await_ready(self, index: int) -> None:

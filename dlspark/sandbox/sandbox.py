@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from dlspark.sandbox.mover import SandboxMover
 from dlspark.sandbox.processes import (
     START_TIMEOUT_S,
     SandboxError,
@@ -69,6 +70,7 @@ class Sandbox(OpenedHere):
         zookeeper_tick_ms: ZooKeeper's unit of time: a session lasts two at least.
         auto_recovery: every node runs auto-recovery as well: entries that a lost node held are copied to the others.
         proxies: write proxies; with any there is a read proxy, too.
+        cold: a folder for cold storage, which is made: a mover runs, and `settings` has what writers need.
 
     Raises:
         CallerError: there cannot be so many nodes or proxies.
@@ -84,6 +86,7 @@ class Sandbox(OpenedHere):
         zookeeper_tick_ms: int = TICK_MS,
         auto_recovery: bool = False,
         proxies: int = 0,
+        cold: str | Path | None = None,
     ) -> None:
         if nodes < 1:
             raise CallerError(f"a sandbox needs at least one storage node, not {nodes}")
@@ -93,6 +96,8 @@ class Sandbox(OpenedHere):
         self._nodes_wanted = nodes
         self._proxies_wanted = proxies
         self._proxies: SandboxProxies | None = None
+        self._cold_wanted = Path(cold).absolute() if cold is not None else None
+        self._mover: SandboxMover | None = None
         self._port_wanted = port
         recovering = {"autoRecoveryDaemonEnabled": "true"} if auto_recovery else {}
         self._node_settings: dict[str, object] = {**recovering, **(node_settings or {})}
@@ -147,6 +152,18 @@ class Sandbox(OpenedHere):
             raise CallerError("the sandbox has no proxies", advice="Start it with proxies=2, or --proxies 2")
         return self._proxies
 
+    @property
+    def mover(self) -> SandboxMover:
+        """Its mover. Raises CallerError where it has no cold storage."""
+        if self._mover is None:
+            raise CallerError("the sandbox has no cold storage", advice="Start it with cold=DIR, or --cold DIR")
+        return self._mover
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Settings for programs that open its namespace: those of its cold storage; none without."""
+        return self._mover.settings if self._mover is not None else {}
+
     def node_pid(self, index: int) -> int | None:
         """Return the process of a node, or None where it does not run."""
         process = self._processes.get(index)
@@ -176,8 +193,12 @@ class Sandbox(OpenedHere):
                 self._spawn(index)
             for index in range(self.node_count):
                 self._await_ready(index)
+            if self._cold_wanted is not None:
+                self._mover = SandboxMover(self.directory, self.uri, self._cold_wanted, self._spawner_thread())
+                self._mover.start()
             if self._proxies_wanted:
-                self._proxies = SandboxProxies(self.directory, self.state, self._spawner_thread())
+                conf = self._mover.conf if self._mover is not None else None
+                self._proxies = SandboxProxies(self.directory, self.state, self._spawner_thread(), conf)
                 self._proxies.start()
         except OSError as error:
             self.stop()
@@ -196,6 +217,9 @@ class Sandbox(OpenedHere):
         if self._proxies is not None:
             self._proxies.stop()
             self._proxies = None
+        if self._mover is not None:
+            self._mover.stop()
+            self._mover = None
         # Before ZooKeeper: a node that ends in order takes its registration away, and needs the store for it.
         end_processes(self._processes.values())
         self._processes.clear()
@@ -208,7 +232,7 @@ class Sandbox(OpenedHere):
         if self._state is not None:
             state, self._state = self._state, None
             with contextlib.suppress(OSError):  # Readers find out themselves that its processes are gone.
-                replace(state, pid=None, started=None, proxies=0).save(self.directory)
+                replace(state, pid=None, started=None, proxies=0, cold=None).save(self.directory)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -293,6 +317,7 @@ class Sandbox(OpenedHere):
             wanted,
             filled_up(has.proxy_grpc_ports, wanted),
             reader_grpc or (free.pop() if wanted else None),
+            None if self._cold_wanted is None else str(self._cold_wanted),
         )
 
     def _initialise_metadata(self) -> None:

@@ -44,6 +44,8 @@ class SandboxState:
     proxies: int = 0
     proxy_grpc_ports: tuple[int, ...] = ()
     read_proxy_grpc_port: int | None = None
+    cold: str | None = None
+    """The folder of its cold storage, while it runs with one."""
 
     @property
     def uri(self) -> str:
@@ -78,6 +80,7 @@ class SandboxState:
                 int(raw.get("proxies", 0)),
                 tuple(int(port) for port in raw.get("proxy_grpc_ports", ())),
                 None if reader_grpc is None else int(reader_grpc),
+                None if raw.get("cold") is None else str(raw["cold"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CallerError(

@@ -3,7 +3,7 @@ only copy is in a file.
 
 A segment leaves the list in the transaction that makes its file the only copy, and its unit is there before. So a
 reader that asks for the list first and for the units' names behind it, in one session, finds each segment in one of the
-two.
+two (I21).
 Names give numbers; what a unit's znode says is read when one of its segments is asked for, and kept.
 
 What is hidden of the segments in files is said once for all of them, by `P/cold`: their own znodes are gone.
@@ -22,7 +22,8 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from metadata.distributedlog.cold_units import ColdLog, ColdUnit, UnitState, parse_unit_name, unit_name
+from metadata.distributedlog.cold_places import UnitState
+from metadata.distributedlog.cold_units import ColdLog, ColdUnit, parse_unit_name, unit_name
 from metadata.distributedlog.log_names import LogPaths
 from metadata.distributedlog.segment_listing import ColdNames, ListedSegment, SegmentListing, SegmentVanishedError
 from metadata.distributedlog.segments import COMPLETED_PREFIX, SegmentListError, SegmentMetadata

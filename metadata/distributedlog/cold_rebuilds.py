@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from metadata.bookkeeper.ledgers import Versioned
-from metadata.distributedlog.cold_units import ColdLog, ColdUnit, parse_unit_name
+from metadata.distributedlog.cold_units import WORKER, ColdLog, ColdUnit, parse_unit_name
 from metadata.distributedlog.log_names import LogPaths
 from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.segments import SegmentMetadata
@@ -203,6 +203,7 @@ class ColdRebuilds:
             Create(paths.cold, beginning.cold.encode()),
             Create(paths.cold_attempts),
             Create(paths.cold_units),
+            Create(f"{paths.cold}/{WORKER}"),
             Create(rebuild, origin.encode()),
             *declared,
         ]

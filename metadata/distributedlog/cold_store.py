@@ -30,18 +30,17 @@ from typing import Final, TypeVar
 
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_deletions import DeletedLogs
+from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_steps import ColdMovedError, ColdSteps, ColdTakenError, changed, kept_error
 from metadata.distributedlog.cold_units import (
     MAX_SEGMENTS,
     WORKER,
     ColdAttempt,
-    ColdFile,
     ColdLog,
     ColdSegment,
     ColdUnit,
     DeletedLog,
     Position,
-    UnitState,
     end_of,
     hidden_to,
     object_name,
@@ -339,7 +338,7 @@ class ColdStore:
             if left and await self._store.exists(notes) is None:
                 ops.append(Create(notes))
             for one in left:
-                # Off the list and noted in one transaction; the ledgers are deleted only afterwards (I7).
+                # Off the list and noted in one transaction (I21); the ledgers are deleted only afterwards (I7).
                 ops += [Delete(paths.segment(one)), Create(f"{notes}/{one.ledger_id}")]
             await self._store.multi(ops)
             return Versioned(after, unit.version + 1)
@@ -423,15 +422,24 @@ class ColdStore:
         await self._steps.settled(name, step)
 
     async def replace_file(
-        self, name: str, unit: Versioned[ColdUnit], file: ColdFile, *, attempt: str
+        self,
+        name: str,
+        unit: Versioned[ColdUnit],
+        file: ColdFile,
+        *,
+        attempt: str,
+        segments: Sequence[ColdSegment] | None = None,
     ) -> Versioned[ColdUnit]:
         """Put another file, which `attempt` made and which was read back, in place of a unit's. The former one is kept
         among `replaced`, until readers that opened it have ended.
 
+        `segments` say where its segments are in the new file, if that is elsewhere: a record of many rows that was
+        erased has one row there. What their znodes said stays as the unit has it.
+
         Raises CallerError where MAX_REPLACED are kept already, ColdMovedError where the unit is not as `unit` any more.
         """
         check(unit.value.file is not None, "a unit without records has no file", log=name)
-        check(file.rows == (unit.value.file or file).rows, "another file has the same rows", log=name)
+        parts = _parts_in(unit.value, segments, file, name)
         paths = await self._logs.located(name)
         path = f"{paths.cold_units}/{unit.value.name}"
 
@@ -451,7 +459,9 @@ class ColdStore:
                     advice="Let the sweep of cold storage delete them, then do it again",
                 )
             before = [one for one in (unit.value.file,) if one is not None]
-            after = replace(unit.value, attempt=attempt, file=file, replaced=(*unit.value.replaced, *before))
+            after = replace(
+                unit.value, attempt=attempt, segments=parts, file=file, replaced=(*unit.value.replaced, *before)
+            )
             generation = cold.value.generation + 1
             await self._store.multi(
                 [SetData(path, after.encode(), unit.version), changed(paths, cold, generation=generation)]
@@ -551,6 +561,21 @@ class ColdStore:
     async def forget_deleted(self, log: Versioned[DeletedLog]) -> None:
         """Forget a deleted log whose folders are empty, and will stay so: no upload of its may still be under way."""
         await self._deleted.forget(log)
+
+
+def _parts_in(
+    unit: ColdUnit, segments: Sequence[ColdSegment] | None, file: ColdFile, log: str
+) -> tuple[ColdSegment, ...]:
+    """Return a unit's segments as they lie in another file of the same records."""
+    if segments is None:
+        check(file.rows == (unit.file or file).rows, "another file has the same rows", log=log)
+        return unit.segments
+    numbers = [one.metadata.lssn for one in segments]
+    check(numbers == [one.metadata.lssn for one in unit.segments], "another file has the same segments", log=log)
+    check(sum(one.rows for one in segments) == file.rows, "a file has the rows of its segments", log=log)
+    return tuple(
+        replace(mine, first_row=new.first_row, rows=new.rows) for mine, new in zip(unit.segments, segments, strict=True)
+    )
 
 
 def _listed(name: str, listing: SegmentListing, lssn: int) -> str:

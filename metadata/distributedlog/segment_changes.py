@@ -19,7 +19,7 @@ transaction notes the ledger, so that none is forgotten:
 
 Where a log has segments in files alone, whatever hides or removes segments of the list hides the older ones in files as
 well, by the same transactions: `P/cold` says from where on the log is not hidden (`cold_units`). It is read behind the
-list, and each transaction depends on it, so that a segment whose hot copy goes meanwhile is not missed.
+list, and each transaction depends on it, so that a segment whose hot copy goes meanwhile is not missed (I21).
 
 A note is final and ledger ids are not given twice, so any process may delete a noted ledger at any time. These znodes
 are not upstream's; it leaves them alone, and removes them with the log.

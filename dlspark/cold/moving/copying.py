@@ -33,7 +33,8 @@ from dlspark.errors import DamagedColdFileError
 from dlspark.objects.errors import ObjectExistsError, ObjectOutcomeUnknownError, unavailable_error
 from dlspark.objects.store import ObjectStore, ObjectWriter
 from dlspark.tables.declaration import Declaration
-from metadata.distributedlog.cold_units import ColdAttempt, ColdFile, ColdLog
+from metadata.distributedlog.cold_places import ColdFile
+from metadata.distributedlog.cold_units import ColdAttempt, ColdLog
 from metadata.distributedlog.record_schemas import SchemaStore
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation import fault_points
@@ -188,7 +189,7 @@ async def read_back(store: ObjectStore, run: CopiedRun) -> None:
     info = await store.head(file.url)
     if info.bytes != file.bytes:
         raise _difference_error(file.url, "bytes", info.bytes, file.bytes)
-    sha256 = await _hash(store, file)
+    sha256 = await hash_object(store, file)
     if sha256 != file.sha256:
         raise _difference_error(file.url, "a SHA-256", sha256, file.sha256)
     known = KnownParts()
@@ -198,7 +199,8 @@ async def read_back(store: ObjectStore, run: CopiedRun) -> None:
         await known.close()
 
 
-async def _hash(store: ObjectStore, file: ColdFile) -> str:
+async def hash_object(store: ObjectStore, file: ColdFile) -> str:
+    """Return the SHA-256 of an object's bytes, read a piece at a time. Raises the store's errors."""
     digest = hashlib.sha256()
     for offset in range(0, file.bytes, READ_BYTES):
         (data,) = await store.read(file.url, [(offset, min(READ_BYTES, file.bytes - offset))])

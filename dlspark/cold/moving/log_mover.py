@@ -29,8 +29,9 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import release
 from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import ColdUnit, UnitState
+from metadata.distributedlog.cold_units import ColdUnit
 from metadata.distributedlog.locks import DistributedLock, OwnershipAcquireFailedError
 from metadata.foundation import fault_points
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
@@ -117,6 +118,8 @@ class LogMover:
             return done
         try:
             await self._look_at_clocks(lock)
+            # Upstream's truncation knows the list alone: what it has hidden is hidden in files as well.
+            await self._cold.follow_truncation(self.name)
             await self._give_up_attempts(done)
             await self._move(done, at_once=at_once)
             await self._delete_hot(done)

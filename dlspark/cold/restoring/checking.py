@@ -53,7 +53,7 @@ async def read_footer(store: ObjectStore, info: ObjectInfo) -> Footer:
     needed = Footer.bytes_needed(tail, info.bytes, info.url)
     if needed > len(tail):
         (tail,) = await store.read(info.url, [_last(info.bytes, needed)])
-    return await _in_thread(partial(Footer.parse, tail, info.bytes, info.url))
+    return await in_thread(partial(Footer.parse, tail, info.bytes, info.url))
 
 
 def claim_of(footer: Footer, modified_ms: int, erased: int | None = None) -> FileClaim:
@@ -89,7 +89,7 @@ async def check_file(store: ObjectStore, footer: Footer) -> CheckedFile:
         place = group.range
         (data,) = await store.read(footer.url, [place])
         sha.update(data)
-        erased += await _in_thread(partial(_check_group, footer, index, {place: data}, digest))
+        erased += await in_thread(partial(_check_group, footer, index, {place: data}, digest))
         at = place[0] + place[1]
     indexes = hashlib.sha256()
     indexes_end = footer.size - footer.footer_bytes
@@ -122,6 +122,6 @@ def _last(size: int, wanted: int) -> tuple[int, int]:
     return size - length, length
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
-    # pyarrow and hashlib give the interpreter to others meanwhile.
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run what computes in a thread: pyarrow and hashlib give the interpreter to others meanwhile."""
     return await asyncio.get_running_loop().run_in_executor(None, work)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -109,17 +109,24 @@ class SegmentHoleError(CallerError):
     """Segments between those of two files are in no file."""
 
 
-def one_log(claims: Iterable[FileClaim], log_id: str | None = None) -> list[FileClaim]:
-    """Return the files of one log. Raises CallerError where there are none, or of several logs and none is named."""
+def one_log(claims: Iterable[FileClaim], log_ids: Collection[str] = ()) -> list[FileClaim]:
+    """Return the files of one log, which may be named by its id. A log that was rebuilt once has two ids: of the files
+    that it was rebuilt from, and of those that were written since; both are named then.
+
+    Raises CallerError where there are none, or of several logs and none is named.
+    """
     by_log: dict[tuple[str, str], list[FileClaim]] = defaultdict(list)
     for one in claims:
-        if log_id is None or one.log_id == log_id:
+        if not log_ids or one.log_id in log_ids:
             by_log[one.namespace_id, one.log_id].append(one)
-    if not by_log:
+    missing = set(log_ids).difference(log_id for _, log_id in by_log)
+    if missing or not by_log:
         raise CallerError(
-            f"there is no cold file {'' if log_id is None else f'of log {log_id} '}there; nothing was made",
+            f"there is no cold file {f'of log {min(missing)} ' if missing else ''}there; nothing was made",
             advice="Give the folder that is named by a log's id, or one above it",
         )
+    if log_ids:
+        return [one for files in by_log.values() for one in files]
     if len(by_log) > 1:
         newest = [max(files, key=lambda one: one.run[1]) for files in by_log.values()]
         said = ", ".join(f"{one.log_id} ({one.log})" for one in sorted(newest, key=lambda one: one.log)[:_SHOWN])

@@ -17,7 +17,7 @@ Fault model: as `cold_rebuilds`; a file that is damaged is refused with its plac
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -39,6 +39,7 @@ from dlspark.core.settings.settings import Settings
 from dlspark.errors import DamagedColdFileError
 from dlspark.objects.store import ObjectInfo, ObjectStore
 from dlspark.tables.declaration import Declaration
+from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_rebuilds import (
     ColdRebuilds,
     LogBeginning,
@@ -46,15 +47,7 @@ from metadata.distributedlog.cold_rebuilds import (
     RebuildRacedError,
     RebuiltLog,
 )
-from metadata.distributedlog.cold_units import (
-    MAX_SEGMENTS,
-    ColdFile,
-    ColdLog,
-    ColdSegment,
-    ColdUnit,
-    UnitState,
-    parse_unit_name,
-)
+from metadata.distributedlog.cold_units import MAX_SEGMENTS, ColdLog, ColdSegment, ColdUnit, parse_unit_name
 from metadata.distributedlog.permissions import Action
 from metadata.distributedlog.segments import UNASSIGNED_SEQUENCE_ID, SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError
@@ -109,14 +102,14 @@ class FoundFiles:
 
 
 async def find_files(
-    store: ObjectStore, folder: str, *, log_id: str | None = None, from_segment: int | None = None
+    store: ObjectStore, folder: str, *, log_ids: Collection[str] = (), from_segment: int | None = None
 ) -> FoundFiles:
     """Return which files below a folder make a log; nothing is made.
 
     Args:
         store: has the folder.
         folder: its address, up to a slash.
-        log_id: which log, where there are files of several.
+        log_ids: which log, where there are files of several (`choosing.one_log`).
         from_segment: where it is to begin; None: as far back as there are files.
 
     Raises CallerError (no file, several logs), SegmentHoleError, FilesDisagreeError, DamagedColdFileError where it has
@@ -137,7 +130,7 @@ async def find_files(
             other.append(PassedFile(info.url, error.message))
 
     await for_each(infos, FOOTERS_AT_ONCE, look)
-    mine = one_log(claims.values(), log_id)
+    mine = one_log(claims.values(), log_ids)
     for one in counted_first(mine):
         checked = await check_file(store, footers[one.url])
         claims[one.url] = replace(one, erased=checked.erased)

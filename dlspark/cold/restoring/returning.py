@@ -23,13 +23,14 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from dlspark.cold.restoring.staged_ledgers import SegmentSource, StagedLedgers
-from dlspark.cold.restoring.worker_lock import cold_worker_lock
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import default_client_id
 from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_returns import ColdReturns, ColdView, ReturnRacedError, returning
-from metadata.distributedlog.cold_units import ColdUnit, UnitState
+from metadata.distributedlog.cold_store import ColdStore
+from metadata.distributedlog.cold_units import ColdUnit
 from metadata.distributedlog.permissions import Action
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import CallerError
@@ -164,7 +165,7 @@ class LogReturn:
         await self._services.permit(self._log, Action.WRITE)
         await self._view()  # raises where there is nothing to do, before anything is made
         done: list[UnitToReturn] = []
-        lock = await cold_worker_lock(self._services, self._log, self._client_id)
+        lock = await ColdStore(self._services.logs).worker(self._log, self._client_id)
         await lock.acquire(self._settings.lock_timeout_s * 1000)
         try:
             staged = StagedLedgers(self._services, self._settings, self._log, uuid.uuid4().hex)

@@ -3,21 +3,21 @@
 | finding | what is seen | what repairs it |
 |---|---|---|
 | `in-progress` | a segment without an end: its writer lives, or died | the next writer, unless it is being written |
-| `unreadable` | a segment's or the log's metadata cannot be decoded | by hand |
+| `unreadable` | a segment's or the log's metadata, or a cold unit's, cannot be decoded | by hand |
 | `duplicate` | two segments have one number | `raise_number`, where one is in progress |
 | `low-number` | one in progress is numbered below a completed one | `raise_number` |
-| `gap` | a number in the middle is missing | by hand: a segment was deleted |
+| `gap` | a number in the middle is missing, also between files and the list | by hand: a segment was deleted |
 | `number` | the highest number assigned does not fit the newest segment | by hand |
 | `txid` | transaction ids go back from a segment to the next, or are above the log's highest | by hand |
 | `truncation` | a truncated segment behind one not truncated | truncating again |
-| `no-ledger` | a segment's ledger is not there | the next writer, of one in progress; else its data are lost |
+| `no-ledger` | a segment's ledger is not there, nor a cold file | the next writer, of one in progress; else lost |
 | `shared-ledger` | two segments have one ledger | by hand |
 | `open-ledger` | the ledger of a completed segment is not closed | `repair_end` |
 | `short` | a completed segment's metadata end before its last record does | `repair_end` |
 | `lost` | its records end before its metadata do | its data are lost |
 
 `inspect_log` finds all but the last two, from metadata alone; `check_ends` reads the ends of the segments, and finds
-those.
+those. Segments whose only copy is a cold file are not on the log's own list, and `dlspark cold verify` looks at them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ from dlspark.core.administration.finding_kinds import FindingKind
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_TXID, LogRecord
 from dlspark.core.display.status import lock_owner
+from dlspark.core.reading.segment_ledger import is_same
 from dlspark.core.reading.segments import SegmentReader, is_truncated
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.recovery import last_record
+from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.log_names import LogState
 from metadata.distributedlog.segment_listing import SegmentCache, SegmentLister
 from metadata.distributedlog.segments import UNASSIGNED_LSSN, SegmentMetadata
@@ -112,6 +114,7 @@ async def inspect_log(services: Services, name: str) -> LogInspection:
     findings += faults_of(segments, state)
     findings += [_in_progress(one, owner) for one in segments if one.in_progress]
     findings += await _ledgers(services, name, segments)
+    findings += await _units(services, name, segments)
     return LogInspection(name, tuple(segments), owner, tuple(findings))
 
 
@@ -195,6 +198,34 @@ def _shared(segments: Sequence[SegmentMetadata]) -> list[LogFinding]:
     return findings
 
 
+# ---------------------------------------------------------------------- cold units
+
+
+async def _units(services: Services, name: str, hot: Sequence[SegmentMetadata]) -> list[LogFinding]:
+    """Compare what lies in files with itself, and with the list, which was read before."""
+    cold = ColdStore(services.logs)
+    try:
+        log, units = await cold.cold_log(name), await cold.units(name)
+    except CorruptDataError as error:
+        return [LogFinding(FindingKind.UNREADABLE, f"cold storage: {error}")]
+    if log is None or log.value.deleted:
+        return []
+    findings = []
+    ends = [(one.value.first, one.value.last) for one in units]
+    numbers = [one.lssn for one in hot if one.lssn != UNASSIGNED_LSSN]
+    if numbers and (not ends or numbers[0] > ends[-1][1]):
+        ends.append((numbers[0], numbers[-1]))
+    for (_, before), (after, _) in pairwise(ends):
+        if after <= before:
+            findings.append(LogFinding(FindingKind.DUPLICATE, f"segment {after} is in two cold units"))
+        elif after > before + 1 and log.value.truncated_to < (after, 0, 0):
+            lost = [lssn for lssn in range(before + 1, after) if lssn not in numbers]
+            if lost:
+                what = f"segment {after} follows segment {before}, which lies in a file; nothing between them is hidden"
+                findings.append(LogFinding(FindingKind.GAP, what))
+    return findings
+
+
 # ---------------------------------------------------------------------- ledgers
 
 
@@ -213,7 +244,9 @@ async def _ledger(services: Services, name: str, segment: SegmentMetadata) -> Lo
         path = services.logs.paths(name).segment(segment)
         await repeat(services.store, lambda: services.store.sync(path))
         if await repeat(services.store, lambda: services.store.exists(path)) is None:
-            return None  # It was purged, or removed by recovery, since it was listed.
+            return None  # It was purged, removed by recovery, or left to its cold file, since it was listed.
+        if await _has_file(services, name, segment):
+            return None  # Java's retention deletes a ledger before the segment's znode; readers go on in the file.
         return LogFinding(
             FindingKind.NO_LEDGER, f"ledger {segment.ledger_id} of segment {segment.lssn} is not there", segment
         )
@@ -228,6 +261,15 @@ async def _ledger(services: Services, name: str, segment: SegmentMetadata) -> Lo
         what = f"segment {segment.lssn} ends at entry {segment.last_entry}, its ledger at {ledger.last_entry}"
         return LogFinding(FindingKind.LOST, what, segment)
     return None
+
+
+async def _has_file(services: Services, name: str, segment: SegmentMetadata) -> bool:
+    """Return whether the log has the segment in a cold file; False where its list cannot be read."""
+    try:
+        listed = await services.logs.segments(name)
+    except CorruptDataError:
+        return False
+    return any(one.lssn == segment.lssn and one.cold is not None and is_same(one, segment) for one in listed)
 
 
 # ---------------------------------------------------------------------- the ends of segments

@@ -44,9 +44,16 @@ _RIGHT = frozenset(("segment", "ledger", "records", "first txid", "last txid"))
 
 
 def segment_state(segment: SegmentMetadata) -> str:
-    """Return a segment's state in words."""
+    """Return a segment's state in words, and whether it lies in a file."""
     if segment.in_progress:
         return "in progress"
+    hidden = _hidden_state(segment)
+    if segment.cold is None:
+        return hidden
+    return f"{hidden}, also in a file" if segment.cold.listed else f"{hidden}, in a file"
+
+
+def _hidden_state(segment: SegmentMetadata) -> str:
     if segment.truncation == TruncationStatus.TRUNCATED:
         return "truncated"
     if segment.truncation == TruncationStatus.PARTIALLY_TRUNCATED:
@@ -279,10 +286,13 @@ async def _ledger_bytes(services: Services, segments: tuple[SegmentMetadata, ...
     replica."""
 
     async def one(segment: SegmentMetadata) -> int | None:
+        if segment.cold is not None:
+            return segment.cold.ledger_bytes
         try:
             ledger = (await services.ledger_store.read(segment.ledger_id)).value
         except NoNodeError:
-            return None  # purged meanwhile
+            # It lies in a cold file, which knows what its ledger had; else it was purged meanwhile.
+            return segment.cold.ledger_bytes if segment.cold is not None else None
         return ledger.length if ledger.is_closed else None
 
     found = await asyncio.gather(*map(one, segments))

@@ -116,7 +116,7 @@ async def creation_of(services: Services, name: str) -> int:
 
 async def _delete(services: Services, owned: OwnedSegments) -> None:
     cold = ColdStore(services.logs)
-    # First of all: once the tree is gone nothing says that there are files.
+    # First of all: once the tree is gone nothing says that there are files (I21).
     await cold.bury(owned.name, owned.guard, now_ms=services.clock.now_ms())
     version = await owned.clear()  # First: the znodes that name the ledgers go only once the ledgers are gone.
     # Again: the log's first segments may have been taken since. No more are, now that none is on the list.

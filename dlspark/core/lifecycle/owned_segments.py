@@ -151,7 +151,7 @@ class OwnedSegments:
             if keeps_files:
                 chosen = rule(hot)
                 if any(not is_truncated(one) for one in files):
-                    # What goes hides all before it, and that is the cold retention's alone to decide.
+                    # What goes hides all before it, and that is the cold retention's alone to decide (I21).
                     chosen = list(takewhile(is_truncated, chosen))
             else:
                 chosen = rule([*files, *hot])

@@ -28,7 +28,7 @@ from dlspark.core.cold.reading.locations import ColdLocation
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyTruncatedError, SegmentNotFoundError
-from dlspark.objects.errors import ObjectNotFoundError
+from dlspark.objects.errors import ObjectNotFoundError, StoreRefusedError
 from metadata.distributedlog.segment_listing import SegmentListing
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation, present
@@ -174,7 +174,7 @@ class SegmentLedger:
             known = self.segment
             in_file = self._cold is not None or (failed is None and not is_hot(known))
             while True:
-                if in_file and not isinstance(error, ObjectNotFoundError):
+                if in_file and not isinstance(error, ObjectNotFoundError | StoreRefusedError):
                     raise error  # The store is out of reach, or the file damaged: the list names none for that.
                 listed = await self._listed(error)
                 if in_file:
@@ -188,7 +188,7 @@ class SegmentLedger:
                         await self._open_cold(listed)
                     else:
                         raise error
-                except ObjectNotFoundError as gone:
+                except (ObjectNotFoundError, StoreRefusedError) as gone:
                     if gone is error:
                         raise
                     # Deleted between the two looks; each round sees another file, or ends.
@@ -228,6 +228,8 @@ class SegmentLedger:
             ) from error
         before = known.cold.file if known.cold is not None else None
         now = listed.cold.file if listed.cold is not None else None
+        if isinstance(error, StoreRefusedError) and now == before:
+            raise error  # The rights to the file, or its folder or bucket, are gone: that is what its reader must know.
         if before is not None and not is_hot(listed) and (now is None or now.url == before.url):
             raise SegmentNotFoundError(
                 f"the cold file of segment {lssn} is not there, though the log names it: {before.url}",

@@ -207,11 +207,11 @@ class RowsOfGroups:
         """Return the wanted columns that the log declares, of rows that are what a file's columns say.
 
         `same`: by the very declaration that is wanted. Then also rows that do not fit are among them, which have no
-        value where one is required.
+        value where one is required; and what is required in a nested type may be null by the file's type.
         """
         fields = [one for one in self._rows.decoder.target.fields if one.name in self._rows.own]
         if same:
-            return {one.name: batch.column(one.name).cast(self._rows.schema.field(one.name).type) for one in fields}
+            return {one.name: batch.column(one.name) for one in fields}
         stored = [one for one in footer.schema if one.name not in (LOG, ERROR, footer.value_column)]
         stored = [one for one in stored if one.name in batch.schema.names]
         made = columns_by_ids(fields, stored, [batch.column(one.name) for one in stored], len(batch))
@@ -241,7 +241,7 @@ class RowsOfGroups:
                 parts = [_place(part, places, misfits, number, span) for part in one.type.names]
                 columns.append(pa.StructArray.from_arrays(parts, fields=list(one.type)))
         if columns:
-            return pa.RecordBatch.from_arrays(columns, schema=self._rows.schema)
+            return pa.RecordBatch.from_arrays(columns, names=self._rows.schema.names)
         return empty_rows(len(places))
 
 

@@ -353,6 +353,10 @@ class DriverLogView:
         ledgers = {segment.ledger_id for segment in self._segments}
         self._locations = {ledger: found for ledger, found in self._locations.items() if ledger in ledgers}
 
+    async def look(self) -> None:
+        """Read the segment list again if it changed: what follows, without a wait between, is as of now."""
+        await self._refresh()
+
     def look_again(self) -> None:
         """Note that what is known proved to be out of date: read the segment list again when next asked."""
         self._changed.set()

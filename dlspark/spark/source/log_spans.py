@@ -68,6 +68,17 @@ class LogSpans:
     async def _spans_now(
         self, view: DriverLogView, start: Offsets, end: Offsets, bounds: Bounds | None, take: Take | None
     ) -> list[SegmentSpan]:
+        while True:
+            await view.look()
+            found = await self._spans_of_list(view, start, end, bounds, take)
+            if found is not None:
+                return found
+
+    async def _spans_of_list(
+        self, view: DriverLogView, start: Offsets, end: Offsets, bounds: Bounds | None, take: Take | None
+    ) -> list[SegmentSpan] | None:
+        """Return the spans by the list of segments as the view has it; None where it went on from there meanwhile."""
+        left = view.earliest()
         begin, until = await self.range(view, start, end, bounds)
         if begin < until and take is not None and not (bounds is not None and bounds.scattered):
             begin, until = await _taken(view, begin, until, take)
@@ -75,7 +86,10 @@ class LogSpans:
         if bounds is not None and bounds.scattered:
             spans = [kept for span in spans if (kept := clip(span, bounds.min_entry, bounds.end_entry)) is not None]
         most = self._max_records
-        return spans if most is None else [piece for span in spans for piece in await _pieces(view, span, most)]
+        if most is not None:
+            spans = [piece for span in spans for piece in await _pieces(view, span, most)]
+        # What was deleted while this looked is missing among the spans, and would be passed over in silence (I8).
+        return spans if view.earliest() == left else None
 
     async def range(
         self, view: DriverLogView, start: Offsets, end: Offsets, bounds: Bounds | None

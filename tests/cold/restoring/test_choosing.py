@@ -140,9 +140,10 @@ def test_files_of_several_logs_need_a_choice():
     files = [claim(1, 3), claim(1, 2, log_id="other", log="trains")]
     with pytest.raises(CallerError, match=r"files of 2 logs: log \(flights\), other \(trains\)"):
         one_log(files)
-    assert one_log(files, "other") == [files[1]]
+    assert one_log(files, ["other"]) == [files[1]]
+    assert one_log(files, ["other", "log"]) == files
     with pytest.raises(CallerError, match="there is no cold file of log none there"):
-        one_log(files, "none")
+        one_log(files, ["none", "log"])
     with pytest.raises(CallerError, match="there is no cold file there"):
         one_log([])
 
@@ -150,9 +151,8 @@ def test_files_of_several_logs_need_a_choice():
 @pytest.mark.parametrize("seed", range(200))
 def test_whatever_runs_there_are_each_segment_is_chosen_once_or_it_is_refused(seed):
     rng = random.Random(seed)
-    runs = {
-        (first, first + rng.randrange(0, 4)) for first in (rng.randrange(1, 12) for _ in range(rng.randrange(1, 14)))
-    }
+    firsts = [rng.randrange(1, 12) for _ in range(rng.randrange(1, 14))]
+    runs = {(first, first + rng.randrange(0, 4)) for first in firsts}
     claims = [claim(first, last) for first, last in runs]
     rng.shuffle(claims)
     reachable = _lowest(runs)

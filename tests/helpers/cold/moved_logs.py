@@ -5,22 +5,17 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from dlspark.core.cold.files.footer import FileIdentity
+from dlspark.core.cold.files.footer import FileIdentity, Footer
 from dlspark.core.cold.files.writing import ColdFileWriter
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.objects.opening import open_store
 from dlspark.tables.declaration import Declaration
 from helpers.cold.places import put
-from metadata.distributedlog.cold_units import (
-    ColdFile,
-    ColdLog,
-    ColdSegment,
-    ColdUnit,
-    UnitState,
-    object_name,
-    parse_unit_name,
-)
+from metadata.distributedlog.cold_places import ColdFile, UnitState
+from metadata.distributedlog.cold_units import WORKER, ColdLog, ColdSegment, ColdUnit, object_name, parse_unit_name
+from metadata.distributedlog.log_names import LogPaths
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import NoNodeError
 from metadata.store import ANY_VERSION, Create, Delete, SetData
@@ -85,6 +80,29 @@ async def all_ledgers(namespace: AsyncNamespace) -> set[int]:
     return {one async for one in namespace.services.ledger_store.ids()}
 
 
+def footer_of(file: ColdFile) -> Footer:
+    """Return the footer of a file in a folder."""
+    data = _path(file).read_bytes()
+    return Footer.parse(data, len(data), file.url)
+
+
+def damage_value(file: ColdFile) -> None:
+    """Flip a bit in the payloads of a file in a folder."""
+    data = bytearray(_path(file).read_bytes())
+    data[footer_of(file).row_groups[0].columns["value"].end - 1] ^= 1
+    _path(file).write_bytes(data)
+
+
+def delete_files(root: str) -> None:
+    """Delete all files below a folder, given by its address."""
+    for path in Path(root.removeprefix("file://")).rglob("*.parquet"):
+        path.unlink()
+
+
+def _path(file: ColdFile) -> Path:
+    return Path(file.url.removeprefix("file://"))
+
+
 async def _cold_log(namespace: AsyncNamespace, name: str) -> ColdLog:
     paths = namespace.logs_store.paths(name)
     try:
@@ -92,10 +110,13 @@ async def _cold_log(namespace: AsyncNamespace, name: str) -> ColdLog:
         return ColdLog.decode(data, paths.cold)
     except NoNodeError:
         cold = ColdLog("a" * 32, uuid.uuid4().hex)
-        await namespace.store.multi(
-            [Create(paths.cold, cold.encode()), Create(paths.cold_attempts), Create(paths.cold_units)]
-        )
+        await namespace.store.multi([Create(path, data) for path, data in _made(paths, cold)])
         return cold
+
+
+def _made(paths: LogPaths, cold: ColdLog) -> list[tuple[str, bytes]]:
+    others = (paths.cold_attempts, paths.cold_units, f"{paths.cold}/{WORKER}")
+    return [(paths.cold, cold.encode()), *((path, b"") for path in others)]
 
 
 async def _filed(

@@ -23,7 +23,7 @@ class TypedLog:
     """
 
     def __init__(self, namespace: AsyncNamespace, name: str) -> None:
-        self._namespace = namespace
+        self.namespace = namespace
         self._declared = Declarations(namespace.logs_store, name)
         self.name = name
         self.declaration: Declaration
@@ -37,8 +37,8 @@ class TypedLog:
         strict: bool = False,
     ) -> None:
         """Create the log unless it is there, and declare its columns."""
-        if not await self._namespace.log_exists(self.name):
-            await self._namespace.create_log(self.name)
+        if not await self.namespace.log_exists(self.name):
+            await self.namespace.create_log(self.name)
         made = declaration_of(columns, format_, timestamp=timestamp, strict=strict)
         await self._declared.declare(made)
         self.declaration = made
@@ -61,7 +61,7 @@ class TypedLog:
 
     async def write_bytes(self, payloads: Sequence[bytes], ids: Sequence[int]) -> None:
         """Append records of these bytes, two an entry, as a segment of their own."""
-        writer = await (await self._namespace.open_log(self.name)).open_writer()
+        writer = await (await self.namespace.open_log(self.name)).open_writer()
         highest = max(writer.last_txid, 0)
         for at in range(0, len(payloads), 2):
             some = [highest := max(highest, one) for one in ids[at : at + 2]]

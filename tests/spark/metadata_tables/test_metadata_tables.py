@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from helpers.cold.moved import HandMover
 from helpers.spark.memory_world import URI, DriverWorld
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -189,6 +190,43 @@ async def test_segments_are_told_in_every_state(driver_world: DriverWorld) -> No
     assert found[3]["entries"] == 2, "the control record that confirms two entries is not confirmed itself"
     assert 0 < found[3]["bytes"] < found[2]["bytes"]  # type: ignore[operator]
     assert found[2]["first_timestamp"].timestamp() * 1000 == pytest.approx(119)  # type: ignore[attr-defined]
+
+
+async def test_where_segments_lie_is_told(driver_world: DriverWorld, tmp_path: Path) -> None:
+    name = await driver_world.create()
+    for first in (0, 20, 40, 60):
+        await driver_world.write(name, range(first, first + 20))
+    before = await rows(driver_world, "segments", name)
+    assert [(row["place"], row["cold_file"], row["cold_rows"]) for row in before] == [("hot", None, None)] * 4
+    assert await rows(driver_world, "cold_files", name) == []
+    (tmp_path / "cold").mkdir()
+    mover = HandMover(driver_world.namespace, f"file://{tmp_path / 'cold'}")
+    gone = await mover.move(name, 1, 2)
+    kept = await mover.copy(name, 3, 3)
+    attempt = await mover.cold.begin(name, 4, 4, root="file:///elsewhere", worker="w", now_ms=1_700_000_000_000)
+    assert gone.value.file is not None
+    assert kept.value.file is not None
+    cold, copied = gone.value.file, kept.value.file
+    found = await rows(driver_world, "segments", name)
+    assert [row["place"] for row in found] == ["cold", "cold", "both", "hot"]
+    assert [row["cold_file"] for row in found] == [cold.url, cold.url, copied.url, None]
+    assert [row["cold_rows"] for row in found] == [20, 20, 20, None]
+    assert [row["cold_bytes"] for row in found] == [cold.bytes // 2, cold.bytes // 2, copied.bytes, None]
+    assert [row["ledger_state"] for row in found] == [None, None, "CLOSED", "CLOSED"]
+    for column in ("bytes", "records", "last_dlsn", "first_dlsn"):
+        assert [row[column] for row in found] == [row[column] for row in before], column
+    files = await rows(driver_world, "cold_files", name)
+    assert [(row["first_segment"], row["last_segment"], row["state"]) for row in files] == [
+        (1, 2, "cold"), (3, 3, "both"), (4, 4, "being copied"),
+    ]  # fmt: skip
+    assert [row["file"] for row in files] == [cold.url, copied.url, attempt.value.url]
+    assert [row["bytes"] for row in files] == [cold.bytes, copied.bytes, None]
+    assert [row["rows"] for row in files] == [40, 20, None]
+    assert files[0]["ledger_bytes"] == before[0]["bytes"] + before[1]["bytes"]  # type: ignore[operator]
+    assert (files[2]["worker"], files[0]["redacted"], files[0]["replaced"]) == ("w", False, [])
+    assert files[0]["hot_deleted_at"] is not None
+    assert files[1]["hot_deleted_at"] is None
+    assert [row["segment"] for row in await rows(driver_world, "ledgers", name)] == [3, 4]
 
 
 async def test_what_no_storage_node_tells_is_null_and_the_rest_is_told(driver_world: DriverWorld) -> None:

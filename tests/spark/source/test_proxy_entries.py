@@ -15,6 +15,7 @@ from helpers.spark.memory_world import DriverWorld
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.cold.reading.cold_files import shared_cold_files
 from dlspark.errors import (
     InvalidEntryError,
     OperationNotServedError,
@@ -42,7 +43,7 @@ from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.partition_reader import LogPartition, hosts_of
 from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.proxy_entries import READ_BYTES, ProxyEntries, TaskProxies
-from dlspark.spark.source.span_entries import ReplicaEntries, SpanEntries
+from dlspark.spark.source.span_entries import SpanEntries, StoredEntries
 from metadata.distributedlog.segments import TruncationStatus
 from metadata.zookeeper.memory import MemoryStore
 from storage_node.client.reader import ReplicaReader
@@ -82,7 +83,7 @@ async def taken(source: SpanEntries, spans: Partition) -> Entries:
 async def direct(driver: SourceDriver, spans: Partition) -> Entries:
     reader = ReplicaReader(settings=driver.client_settings)
     try:
-        return await taken(ReplicaEntries(reader), spans)
+        return await taken(StoredEntries(reader, lambda: shared_cold_files().hold()), spans)
     finally:
         await reader.close()
 

@@ -11,10 +11,8 @@ What fails is a DamagedColdFileError with its place, and nothing of the row grou
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +25,11 @@ from dlspark.core.cold.files.columns import FLAG_ERASED, LOG
 from dlspark.core.cold.files.digests import RecordColumns, RecordDigest
 from dlspark.core.cold.files.fetched import FetchedFile, MissingRangeError
 from dlspark.core.cold.files.footer import Footer
+from dlspark.core.cold.files.pages import damaged_page
 from dlspark.core.cold.files.typed_columns import TypedColumns
 from dlspark.errors import DamagedColdFileError
 from metadata.foundation.errors import CallerError
 from storage_node.protocol.frames import Buffer
-
-_PAGE: Final = re.compile(r"page(?: ordinal)? (\d+)")
 
 
 def decode_row_group(
@@ -65,8 +62,9 @@ def decode_row_group(
             damaged = leaf
             break
     if damaged is not None:
-        page = _damaged_page(footer, source, index, damaged)
-        raise _damage_error(footer, index, "its bytes fail their checksum", group.chunks[damaged].path, page)
+        chunk = group.chunks[damaged]
+        page = damaged_page(source.part(chunk.offset, chunk.length))
+        raise _damage_error(footer, index, "its bytes fail their checksum", chunk.path, page)
     try:
         return _read(footer, source, index, leaves)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -145,16 +143,6 @@ def _read(footer: Footer, source: FetchedFile, index: int, leaves: list[int]) ->
         raise ValueError(f"{len(found)} rows were read, and it has {footer.row_groups[index].rows}")
     (batch,) = batches
     return batch
-
-
-def _damaged_page(footer: Footer, source: FetchedFile, index: int, leaf: int) -> int | None:
-    """Return which page of a damaged chunk is, from 0; None where that is not told by the pages' checksums."""
-    try:
-        _read(footer, source, index, [leaf])
-    except (pa.ArrowException, OSError, ValueError, MissingRangeError) as error:
-        found = _PAGE.search(str(error))
-        return int(found[1]) if found is not None and "CRC" in str(error) else None
-    return None
 
 
 def _mask(flags: pa.Array) -> npt.NDArray[np.bool_]:

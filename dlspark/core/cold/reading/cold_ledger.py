@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 1 << 20
 """Entries are rebuilt up to about so many bytes at a time, so that the first ones do not wait for a whole row group."""
 PIECE_ENTRIES: Final = 4096
-PLACES: Final = tuple(f"{LOG}.{one}" for one in ("segment", "entry", "slot", "row", "transaction_id"))
-"""Columns that say where records are; they lie side by side, with little between them."""
+PLACES: Final = tuple(f"{LOG}.{one}" for one in ("segment", "entry", "slot", "row", "sequence_id", "transaction_id"))
+"""Columns that say where records are, and the one between them: side by side, so that they are one request."""
 
 
 class ColdLedger:
@@ -200,7 +200,7 @@ class ColdLedger:
         """Return entry, slot and transaction id of each record that this segment has in a row group."""
         reader = present(self._reader, "a cold file was searched without its reader")
         columns = (await reader.batch(index, PLACES)).column(LOG)
-        segment, entry, slot, row, txid = (
+        segment, entry, slot, row, _, txid = (
             columns.field(path.partition(".")[2]).to_numpy(zero_copy_only=False) for path in PLACES
         )
         # A record that is several rows counts by its first, or by its only one.

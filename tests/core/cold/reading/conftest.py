@@ -36,13 +36,13 @@ async def namespace(memory_cluster: MemoryCluster) -> AsyncNamespace:
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    """The address of a folder."""
+    """Return the address of a folder."""
     return folder_place(tmp_path / "cold").root
 
 
 @pytest_asyncio.fixture
 async def mover(memory_cluster: MemoryCluster, root: str) -> AsyncIterator[HandMover]:
-    """A mover with a session of its own, and small row groups: some entries each."""
+    """Move by a session of its own, into small row groups: some entries each."""
     moving = HandMover(await memory_cluster.namespace(), root, memory_cluster.bookies, row_group_bytes=2_000)
     yield moving
     await moving.files.close()

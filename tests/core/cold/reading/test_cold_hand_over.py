@@ -1,0 +1,268 @@
+"""Segments that leave for files, and files that go, under readers that are inside them."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.cold.moved import HandMover
+from helpers.cold.places import memory_place
+from helpers.logs import written
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.reading import segment_follower
+from dlspark.errors import AlreadyTruncatedError, DamagedColdFileError, ReadError, SegmentNotFoundError
+from dlspark.objects.memory_faults import ObjectFault, StoreCall
+from dlspark.objects.opened_store import ReadPolicy
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.foundation.errors import CorruptDataError
+
+RECORDS = 6
+SEGMENTS = [[f"{part}-{number}".encode() * 20 for number in range(RECORDS)] for part in range(2 * RECORDS + 4)]
+FLAT = [payload for segment in SEGMENTS for payload in segment]
+
+
+@pytest.fixture
+def ahead_of_one(memory_cluster):
+    """A client that reads one entry ahead, so that a reader is where its last record was."""
+    return memory_cluster.namespace(read_ahead_entries=1, prefetch_entries=1, max_prefetch_entries=1)
+
+
+async def copied(namespace, mover, name="flights", segments=SEGMENTS):
+    """A log whose segments, but the newest, are each copied to a file; and the units."""
+    await written(namespace, name, segments)
+    return [await mover.copy(name, lssn, lssn) for lssn in range(1, len(segments))]
+
+
+async def taken(reader, count):
+    return [(await reader.read_next()).payload for _ in range(count)]
+
+
+@pytest.mark.parametrize("swept", [True, False], ids=["ledger-deleted", "off-the-list-only"])
+async def test_a_ledger_may_go_at_every_point_of_its_reading(namespace, mover, ahead_of_one, swept):
+    client = await ahead_of_one
+    units = await copied(namespace, mover)
+    log = await client.open_log("flights")
+    found = []
+    async with await log.open_reader() as reader:
+        for index, unit in enumerate(units):
+            before = index % (RECORDS + 1)
+            found += await taken(reader, before)
+            if swept:
+                await mover.delete_hot("flights", unit)
+            else:
+                await mover.cold.delete_hot("flights", unit, now_ms=1)
+            found += await taken(reader, RECORDS - before)
+        found += await taken(reader, RECORDS)
+    assert found == FLAT
+    if swept:
+        assert client.counters["segment-continued-elsewhere"] >= RECORDS
+
+
+async def test_a_reader_that_followed_a_segment_to_its_end_goes_on_in_files(namespace, mover, ahead_of_one):
+    """The segment was in progress when the reader came to it: it has been ended, moved and swept since."""
+    client = await ahead_of_one
+    log = await namespace.open_log("live", {"writerOutputBufferSize": 0})
+    writer = await log.open_writer()
+    for number in range(20):
+        await writer.write(number, b"%d" % number)
+    async with await (await client.open_log("live")).open_reader() as reader:
+        found = await taken(reader, 3)
+        await writer.close()
+        await written(namespace, "live", [[b"20", b"21"]], start=20)
+        await mover.move("live", 1, 1)
+        found += await taken(reader, 19)
+    assert found == [b"%d" % number for number in range(22)]
+
+
+async def test_a_damaged_ledger_is_read_from_its_file(memory_cluster, namespace, mover):
+    await copied(namespace, mover, segments=SEGMENTS[:3])
+    log = await namespace.open_log("flights")
+    ledger = (await log.segments())[0].ledger_id
+    for node in memory_cluster.bookies:
+        if ledger in node.ledgers:
+            entries = node.ledgers[ledger].entries
+            entries[2] = entries[2][:-1] + bytes([entries[2][-1] ^ 1])
+    async with await log.open_reader() as reader:
+        assert await taken(reader, 3 * RECORDS) == FLAT[: 3 * RECORDS]
+    assert namespace.counters["segment-continued-elsewhere"] == 1
+
+
+async def test_nodes_that_are_away_matter_not_where_there_is_a_file(memory_cluster, namespace, mover):
+    await copied(namespace, mover, segments=SEGMENTS[:3])
+    log = await namespace.open_log("flights")
+    newest = (await log.segments())[-1].ledger_id
+    for node in memory_cluster.bookies:
+        if newest not in node.ledgers:
+            continue
+        node.ledgers = {newest: node.ledgers[newest]}
+    async with await log.open_reader() as reader:
+        assert await taken(reader, 3 * RECORDS) == FLAT[: 3 * RECORDS]
+
+
+async def test_searches_in_a_ledger_that_goes_find_the_same(namespace, mover):
+    units = await copied(namespace, mover, segments=SEGMENTS[:4])
+    log = await namespace.open_log("flights")
+    listed = await log.segments()
+    inside = [await log.open_segment(segment) for segment in listed]
+    before = [(await one.locate_txid(90), await one.locate_position(4), await one.records(2)) for one in inside[:3]]
+    for unit in units:
+        await mover.delete_hot("flights", unit)
+    for number, one in enumerate(inside[:3]):
+        assert await one.records(2) == before[number][2]
+        assert one.in_file
+        assert (await one.locate_txid(90), await one.locate_position(4)) == before[number][:2]
+        assert (await one.location()).lssn == number + 1
+    for one in inside:
+        await one.close()
+
+
+# ---------------------------------------------------------------------- files that go
+
+
+async def test_retention_under_a_reader_is_told_as_truncation(namespace, mover, ahead_of_one):
+    client = await ahead_of_one
+    units = [await mover.delete_hot("flights", unit) for unit in await copied(namespace, mover, segments=SEGMENTS[:4])]
+    log = await client.open_log("flights")
+    async with await log.open_reader() as reader:
+        assert await taken(reader, 2) == FLAT[:2]
+        hidden = await mover.cold.begin_cold_delete("flights", units[0])
+        await mover.end_delete("flights", hidden)
+        with pytest.raises(AlreadyTruncatedError):
+            await taken(reader, 2 * RECORDS)
+    async with await log.open_reader() as reader:
+        assert await taken(reader, 3 * RECORDS) == FLAT[RECORDS : 4 * RECORDS]
+
+
+async def test_searches_pass_over_a_file_that_retention_takes_away(memory_cluster, namespace, mover, root):
+    """The list that was read before still names it; the object is gone."""
+    units = [await mover.delete_hot("flights", unit) for unit in await copied(namespace, mover, segments=SEGMENTS[:4])]
+    log = await (await memory_cluster.namespace()).open_log("flights")
+    read = type(log).segments
+    assert len(await read(log)) == 4
+    asked = []
+
+    async def question(listing):
+        if not asked:
+            asked.append(True)
+            await mover.delete_cold("flights", units[0])
+        segment = await listing.read(listing[0])
+        async with log._opened(segment) as reader:
+            return await reader.records(0)
+
+    assert (await log._ask(question))[0].dlsn == DLSN(2, 0, 0)
+    assert (await log.first_record()).dlsn == DLSN(2, 0, 0)
+
+
+async def test_a_file_that_is_replaced_is_read_on_in_the_other_one(namespace, mover, ahead_of_one):
+    client = await ahead_of_one
+    units = [await mover.delete_hot("flights", unit) for unit in await copied(namespace, mover, segments=SEGMENTS[:3])]
+    log = await client.open_log("flights")
+    async with await log.open_reader() as reader:
+        assert await taken(reader, 2) == FLAT[:2]
+        units[1] = await mover.replace("flights", units[1])
+        assert await taken(reader, 3 * RECORDS - 2) == FLAT[2 : 3 * RECORDS]
+    assert [record.payload for record in await all_of(log)] == FLAT[: 3 * RECORDS]
+    await mover.replace("flights", units[1])
+    assert [record.payload for record in await all_of(log)] == FLAT[: 3 * RECORDS]
+
+
+async def all_of(log):
+    found = []
+    async with await log.open_reader() as reader:
+        while more := await reader.read_available(1000, wait=True):
+            found += more
+    return found
+
+
+async def test_a_file_that_somebody_has_deleted_is_a_clear_error(namespace, mover):
+    (unit, _) = [
+        await mover.delete_hot("flights", unit) for unit in await copied(namespace, mover, segments=SEGMENTS[:3])
+    ]
+    await mover.files.delete(unit.value.file.url)
+    log = await namespace.open_log("flights")
+    async with await log.open_reader() as reader:
+        with pytest.raises(SegmentNotFoundError, match="not there, though the log names it") as caught:
+            await taken(reader, 1)
+    assert caught.value.path == unit.value.file.url
+    assert caught.value.dlsn == DLSN(1, 0, 0)
+    with pytest.raises(SegmentNotFoundError):
+        await log.first_record()
+    async with await log.open_reader(DLSN(2, 0, 0)) as reader:
+        assert await taken(reader, 2 * RECORDS) == FLAT[RECORDS : 3 * RECORDS]
+
+
+async def test_a_deleted_log_ends_its_readers(memory_cluster, namespace, mover, ahead_of_one):
+    client = await ahead_of_one
+    for unit in await copied(namespace, mover, segments=SEGMENTS[:4]):
+        await mover.delete_hot("flights", unit)
+    async with await (await client.open_log("flights")).open_reader() as reader:
+        assert await taken(reader, 2) == FLAT[:2]
+        await namespace.delete_log("flights")
+        with pytest.raises(LogNotFoundError):
+            await taken(reader, 4 * RECORDS)
+
+
+# ---------------------------------------------------------------------- stores that are away, and damage
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """A bucket in memory that every reader of this loop reads; each request is tried once by its store."""
+    place = memory_place()
+
+    def opener(url, options):
+        return place.open(ReadPolicy(attempts=1))
+
+    monkeypatch.setattr("dlspark.core.cold.reading.cold_files.open_store", opener)
+    return place
+
+
+async def test_a_store_that_is_away_is_waited_for(memory_cluster, namespace, bucket, ahead_of_one):
+    client = await ahead_of_one
+    mover = HandMover(namespace, bucket.root, memory_cluster.bookies, store=bucket.open(), row_group_bytes=500)
+    for unit in await copied(namespace, mover, segments=SEGMENTS[:3]):
+        await mover.delete_hot("flights", unit)
+    bucket.bucket.faults.order(StoreCall.READ, *[ObjectFault.REFUSED] * 3)
+    async with await (await client.open_log("flights")).open_reader() as reader:
+        assert await taken(reader, 2) == FLAT[:2]
+        bucket.bucket.faults.order(StoreCall.READ, *[ObjectFault.CUT, ObjectFault.REFUSED] * 3)
+        assert await taken(reader, 3 * RECORDS - 2) == FLAT[2 : 3 * RECORDS]
+    assert client.counters["read-retried"] >= 3
+
+
+async def test_a_store_that_stays_away_ends_the_reader_in_the_end(
+    memory_cluster, namespace, bucket, ahead_of_one, monkeypatch
+):
+    client = await ahead_of_one
+    mover = HandMover(namespace, bucket.root, memory_cluster.bookies, store=bucket.open())
+    await mover.delete_hot("flights", (await copied(namespace, mover, segments=SEGMENTS[:2]))[0])
+    monkeypatch.setattr(segment_follower, "GIVE_UP_S", 0.1)
+    bucket.bucket.faults.order(StoreCall.READ, *[ObjectFault.REFUSED] * 10_000)
+    async with await (await client.open_log("flights")).open_reader() as reader:
+        with pytest.raises(ReadError, match="could not be read for"):
+            await taken(reader, 1)
+
+
+async def test_a_damaged_file_is_an_error_with_its_place_and_never_data(memory_cluster, namespace, bucket):
+    mover = HandMover(namespace, bucket.root, memory_cluster.bookies, store=bucket.open(), row_group_bytes=500)
+    segments = [[bytes([65 + part]) * 300 for _ in range(40)] for part in range(3)]
+    (unit, _) = [await mover.delete_hot("flights", unit) for unit in await copied(namespace, mover, segments=segments)]
+    url = unit.value.file.url
+    data = bucket.bucket.objects[url]
+    wrong = bytearray(data)
+    wrong[len(data) // 3] ^= 0x10
+    bucket.bucket.damage(url, bytes(wrong))
+    log = await namespace.open_log("flights")
+    found = []
+
+    async def read_on(reader):
+        while True:
+            found.append((await reader.read_next()).payload)
+
+    async with await log.open_reader() as reader:
+        with pytest.raises(DamagedColdFileError) as caught:
+            await read_on(reader)
+    assert caught.value.url == url
+    assert found == segments[0][: len(found)]
+    bucket.bucket.damage(url, data[:-1])
+    with pytest.raises(CorruptDataError):
+        await (await (await memory_cluster.namespace()).open_log("flights")).first_record()
