@@ -24,6 +24,8 @@ from dlspark.cli import (
     bookies,
     cluster,
     cold,
+    cold_redactions,
+    cold_restores,
     doctor,
     inspections,
     ledgers,
@@ -320,6 +322,8 @@ for name, command in (
     ("verify", cold.verify),
     ("audit", cold.audit),
     ("sweep", cold.sweep),
+    ("restore", cold_restores.restore),
+    ("redact", cold_redactions.redact),
 ):
     cold_app.command(name)(plain_errors(command))
 app.add_typer(cold_app, name="cold")

@@ -18,7 +18,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from dlspark.cold.files.columns import file_schema
+from dlspark.core.cold.files.columns import file_schema
 from dlspark.tables.arrow_types import FIELD_ID
 from dlspark.tables.declaration import Declaration
 from metadata.foundation.errors import CallerError
