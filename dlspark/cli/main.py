@@ -26,6 +26,7 @@ from dlspark.cli import (
     cold,
     cold_redactions,
     cold_restores,
+    cold_tables,
     doctor,
     inspections,
     ledgers,
@@ -326,6 +327,17 @@ for name, command in (
     ("redact", cold_redactions.redact),
 ):
     cold_app.command(name)(plain_errors(command))
+cold_table_app = typer.Typer(help="Cold files as Iceberg and Delta tables.", no_args_is_help=True)
+for name, command in (
+    ("create", cold_tables.create),
+    ("list", cold_tables.list_tables),
+    ("sync", cold_tables.sync),
+    ("show", cold_tables.show),
+    ("check", cold_tables.check),
+    ("drop", cold_tables.drop),
+):
+    cold_table_app.command(name)(plain_errors(command))
+cold_app.add_typer(cold_table_app, name="table")
 app.add_typer(cold_app, name="cold")
 
 app.command("doctor")(plain_errors(doctor.doctor))

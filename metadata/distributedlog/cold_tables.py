@@ -114,7 +114,7 @@ def check_table(table: ColdTable) -> None:
     if secret is not None or _USER_INFO.search(table.place):
         raise CallerError(
             f"{secret or 'The address'} holds a secret, and a znode can be read by everybody; nothing was declared",
-            advice="Leave it to the environment of whoever syncs: AWS's own variables, or PYICEBERG_CATALOG__<NAME>__...",
+            advice="Leave it to the environment of whoever syncs: AWS's variables, or pyiceberg's own",
         )
 
 
@@ -131,14 +131,19 @@ class ColdTableStore:
         self.root = join(namespace_path, *TABLES.split("/"))
 
     async def create(self, table: ColdTable) -> ColdTable:
-        """Declare a table; what is declared alike already, by a first try perhaps, is returned as it is.
+        """Declare a table; what is declared alike already, by a first try perhaps, is returned as it is. The namespace
+        has its cold storage's znode by then (`ColdStore.namespace_id`), which is never to be made without its data.
 
         Raises CallerError for what cannot be declared, and where the name is taken by another declaration.
         """
         check_table(table)
         path = join(self.root, table.name)
         try:
-            await repeat(self._store, lambda: self._store.create(path, table.encode(), make_parents=True))
+            await repeat(self._store, lambda: self._store.create(self.root))
+        except NodeExistsError:
+            pass
+        try:
+            await repeat(self._store, lambda: self._store.create(path, table.encode()))
             return table
         except NodeExistsError:
             found = await self.get(table.name)

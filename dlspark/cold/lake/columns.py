@@ -1,8 +1,8 @@
 """Which columns has the table of some logs? Those of their files, by the files' own field ids; all may be null.
 
 A table of several logs has one set of columns. Their declarations must then be one history at different points: each
-log's versions are the first ones of the longest history. Logs that declare nothing fit into any table: they have `_log`,
-the record's bytes and `_error` alone.
+log's versions are the first ones of the longest history. Logs that declare nothing fit into any table: they have
+`_log`, the record's bytes and `_error` alone.
 
 Columns may be null, nested ones too, though the log says NOT NULL: a record that does not fit is a row without values,
 and files that were written before a column was there lack it. Defaults are the log's readers' alone: Iceberg's format 2
@@ -70,37 +70,9 @@ def check_names(columns: pa.Schema, kind: str) -> None:
             )
 
 
-def check_fits(columns: pa.Schema, wanted: pa.Schema) -> None:
-    """Raise CallerError where files of the columns `wanted` cannot be shown by a table that has `columns`, whose schema
-    was changed from outside and is left as it is: a column that both have must have one type."""
-    there = _leaves(columns)
-    for id_, (name, type_) in _leaves(wanted).items():
-        if id_ in there and there[id_][1] != type_:
-            raise CallerError(
-                f"Column {name} is {type_} in the log, and {there[id_][1]} in the table, whose schema was changed from "
-                "outside; no file was added",
-                advice="Give the table its schema back, or drop the declaration and make another table",
-            )
-
-
 def field_id(one: pa.Field) -> int:
     """Return the id of a field of a file's or table's columns."""
     return int(one.metadata[FIELD_ID])
-
-
-def _leaves(columns: pa.Schema) -> dict[int, tuple[str, pa.DataType]]:
-    found: dict[int, tuple[str, pa.DataType]] = {}
-
-    def walk(one: pa.Field, name: str) -> None:
-        parts = _parts(one.type)
-        if not parts:
-            found[field_id(one)] = (name, one.type)
-        for part in parts:
-            walk(part, f"{name}.{part.name}")
-
-    for one in columns:
-        walk(one, one.name)
-    return found
 
 
 def _paths(columns: pa.Schema) -> list[tuple[str, ...]]:

@@ -8,8 +8,8 @@ The watermark of a log is the number of the last segment that its table has; it 
 oldest first: it moves in the very commit that adds the file, so a file at or below it is never added again, whatever is
 repeated. What is above it is in no snapshot. So nothing here has to look through the table for what is there already.
 
-A hole is waited for while the log still lists a segment of it that is to be copied: it was read *before* the units, so a
-segment that was in neither is gone for good (truncated, or its unit deleted).
+A hole is waited for while the log still lists a segment of it that is to be copied: it was read *before* the units,
+so a segment that was in neither is gone for good (truncated, or its unit deleted).
 
 Two things are looked for by path, once each: files of units that leave cold storage, and files that were replaced
 (redaction). `settled` names those that are done with, for as long as the log names them.
@@ -36,7 +36,7 @@ class LogUnits:
         log: its name now.
         log_id: its id in cold storage.
         units: in order of segments; read after `waiting`, and after the table's head.
-        waiting: numbers of segments on the log's own list that users still see.
+        waiting: numbers of segments on the log's own list, hidden ones too.
     """
 
     log: str
@@ -129,8 +129,9 @@ def plan_changes(state: TableState, logs: Sequence[LogUnits], limit: int = 2_000
             if unit.state is UnitState.COLD_DELETE_STARTED:
                 # The table must never take it any more, also by a commit that is still under way: that one depends on
                 # the head which this one moves.
-                replaced.append(_replacement(one.log, unit))
-                settled.update(() if key is None else (key,))
+                if key is not None:
+                    replaced.append(_replacement(one.log, unit))
+                    settled.add(key)
             elif unit.file is not None:
                 if len(added) >= limit:
                     more = True
@@ -171,7 +172,7 @@ def urls_of(unit: ColdUnit) -> tuple[str, ...]:
 def _key(log_id: str, unit: ColdUnit) -> str | None:
     """Return what names a unit whose files change in the table; None for one that is simply there."""
     if unit.state is UnitState.COLD_DELETE_STARTED:
-        return f"{log_id}/{unit.name}/gone"
+        return f"{log_id}/{unit.name}/gone" if urls_of(unit) else None
     if not unit.replaced or unit.file is None:
         return None
     return f"{log_id}/{unit.name}/{unit.file.url.rpartition('/')[2]}"

@@ -5,7 +5,7 @@ pass (`LogMover`). Several processes may do this for one namespace: each pass ta
 process that finds it taken comes back later. Settings are those of each log as they are at that moment, dynamic ones
 included; logs come and go while the daemon runs.
 
-Beside that it sweeps and audits each log from time to time.
+Beside that it brings lake tables forward when something has moved, and sweeps and audits each log from time to time.
 
 Fault model: a failed pass is told, and tried again after a pause that grows. It ends at once, at any line, when it is
 cancelled: what it has begun is taken up by the next pass of any worker. A broken invariant of ours ends it for good:
@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Final
 
+from dlspark.cold.lake.syncing import release_unit, sync_tables
 from dlspark.cold.moving.auditing import ColdFinding, audit_log
 from dlspark.cold.moving.log_mover import LogMover, MoverPass
 from dlspark.cold.moving.stores import MoverStores
@@ -30,6 +31,7 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.write_lock import default_client_id
 from metadata.distributedlog.cold_store import ColdStore
+from metadata.distributedlog.cold_units import ColdUnit
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import DistributedLogError, InvariantViolation, NoNodeError
 from metadata.foundation.tasks import end_tasks, undisturbed
@@ -81,6 +83,7 @@ class MoverDaemon:
         self._lags: dict[str, int] = {}
         self._findings: dict[str, int] = {}
         self._broken: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()
         measures = self._services.meter.root
         measures.cold_lag.follow(self, lambda daemon: max(daemon._lags.values(), default=0))
         measures.cold_findings.follow(self, lambda daemon: sum(daemon._findings.values()))
@@ -91,6 +94,7 @@ class MoverDaemon:
         self._broken = loop.create_future()
         own = [
             loop.create_task(self._follow_logs()),
+            loop.create_task(self._sync_tables()),
             loop.create_task(self._from_time_to_time(AUDIT_S, self.audit)),
             loop.create_task(self._from_time_to_time(SWEEP_S, self.sweep)),
         ]
@@ -167,7 +171,9 @@ class MoverDaemon:
         changed = asyncio.Event()
         pause_s = FIRST_PAUSE_S
         async with await self._namespace.open_log(name) as log:
-            mover = LogMover(self._services, self.cold, self.stores, name, lambda: log.settings, self._worker)
+            mover = LogMover(
+                self._services, self.cold, self.stores, name, lambda: log.settings, self._worker, self._release
+            )
             while True:
                 changed.clear()
                 wait_s = LOOK_S
@@ -197,6 +203,8 @@ class MoverDaemon:
             done = await mover.run()
         if done.busy is None:
             self._lags[mover.name] = done.lag_ms
+        if done.moved or done.cold_deleted or done.replaced_deleted:
+            self._news.set()
         if done.problems:
             return -1.0
         if done.busy is not None:
@@ -224,6 +232,27 @@ class MoverDaemon:
     def _raise_if_closed(self, error: DistributedLogError) -> None:
         if self._services.store.state is SessionState.CLOSED:
             raise error
+
+    # ------------------------------------------------------------------ lake tables
+
+    async def _release(self, log: str, unit: ColdUnit) -> None:
+        await release_unit(self._namespace, log, unit)
+
+    async def _sync_tables(self) -> None:
+        """Bring the namespace's lake tables forward when something has moved, and now and then in any case."""
+        while True:
+            self._news.clear()
+            try:
+                for report in await sync_tables(self._namespace):
+                    for said in (report.error, *report.findings):
+                        if said is not None:
+                            _log.warning("lake table %s: %s", report.table, said)
+            except InvariantViolation:
+                raise
+            except DistributedLogError as error:
+                self._raise_if_closed(error)
+                _log.warning("the lake tables cannot be read; again later: %s", error)
+            await _wait(LOOK_S * self._rng.uniform(0.8, 1.2), self._news)
 
     # ------------------------------------------------------------------ from time to time
 

@@ -23,7 +23,7 @@ from dlspark.cold.moving.machine import Phase
 from dlspark.cold.moving.pictures import LogLook, LogPictures
 from dlspark.cold.moving.planning import candidates, plan_cold_deletion, plan_hot_deletion, plan_unit
 from dlspark.cold.moving.stores import MoverStores
-from dlspark.cold.moving.unit_steps import UnitSteps
+from dlspark.cold.moving.unit_steps import Release, UnitSteps, release_nothing
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
@@ -84,6 +84,7 @@ class LogMover:
         name: the log.
         settings: gives those that hold now.
         worker: how this process is named, for people.
+        release: called before files are deleted.
     """
 
     def __init__(
@@ -94,8 +95,10 @@ class LogMover:
         name: str,
         settings: Callable[[], Settings],
         worker: str,
+        release: Release = release_nothing,
     ) -> None:
         self.name = name
+        self._release = release
         self._services = services
         self._cold = cold
         self._stores = stores
@@ -153,7 +156,9 @@ class LogMover:
     # ------------------------------------------------------------------ steps
 
     def _steps(self) -> UnitSteps:
-        return UnitSteps(self._services, self._settings(), self._cold, self._stores, self.name, self._worker)
+        return UnitSteps(
+            self._services, self._settings(), self._cold, self._stores, self.name, self._worker, self._release
+        )
 
     async def _give_up_attempts(self, done: MoverPass) -> None:
         """Give up what other workers have begun: this one has the lock, so they are dead, or stand still. One that goes
@@ -259,6 +264,7 @@ class LogMover:
         if due_ms > self._old_ms:
             done.due(due_ms + self._ahead_ms)
             return
+        await self._release(self.name, unit.value)
         for file in unit.value.replaced:
             if not file.borrowed:
                 await self._stores.of(file).delete(file.url)

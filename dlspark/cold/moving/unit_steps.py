@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from dlspark.cold.moving.copying import CopiedRun, copy_segments, read_back
 from dlspark.cold.moving.machine import Effect, Event, Phase, UnitMachine
@@ -44,6 +44,13 @@ from metadata.foundation.errors import (
 
 _log = logging.getLogger(__name__)
 
+Release: TypeAlias = Callable[[str, ColdUnit], Awaitable[None]]
+"""Returns once nothing beside the log names the files that a unit gives up, or raises what keeps them."""
+
+
+async def release_nothing(log: str, unit: ColdUnit) -> None:
+    """Return: nothing beside the log names its files."""
+
 
 class UnitSteps:
     """What happens to one unit of a log, until nothing more is to be done with it for now?
@@ -54,10 +61,18 @@ class UnitSteps:
         stores: the mover's.
         log: its name.
         worker: who does this, for people.
+        release: called before files are deleted.
     """
 
     def __init__(
-        self, services: Services, settings: Settings, cold: ColdStore, stores: MoverStores, log: str, worker: str
+        self,
+        services: Services,
+        settings: Settings,
+        cold: ColdStore,
+        stores: MoverStores,
+        log: str,
+        worker: str,
+        release: Release = release_nothing,
     ) -> None:
         self._services = services
         self._settings = settings
@@ -65,6 +80,7 @@ class UnitSteps:
         self._stores = stores
         self._log = log
         self._worker = worker
+        self._release = release
         self._segments: Sequence[SegmentMetadata] = ()
         self._about: ColdLog | None = None
         self._attempt: Versioned[ColdAttempt] | None = None
@@ -263,6 +279,8 @@ class UnitSteps:
 
     async def _delete_object(self) -> None:
         unit = self._known_unit.value
+        # Readers do not look there any more; a lake table must not, either, before the object goes.
+        await self._release(self._log, unit)
         for file in (*([unit.file] if unit.file is not None else []), *unit.replaced):
             # A borrowed one is another log's: only the mark goes.
             if not file.borrowed:

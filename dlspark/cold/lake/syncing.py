@@ -1,0 +1,234 @@
+"""Keeps lake tables level with what is in cold storage: `sync_table`, `sync_tables`, `release_unit`, `check_table`.
+
+The order of reading decides: the table's head first, then each log's own list, then its units. A commit that was
+planned so depends on that head, and the head moves whenever a unit that leaves is taken out, or kept out, of the
+table. So a unit that is marked COLD_DELETE_STARTED before `release_unit` loads the table is in it in no later
+snapshot, whatever other syncs do at the same time and however late their commits arrive; after `release_unit` its
+object may be deleted.
+
+Fault model: any request may fail, and commits may be applied though they seem to have failed. Each round begins with a
+new look at the table; rounds are bounded, and a table that stays in doubt is left to the next sync. A failure of
+one table does not stop the others. What was changed from outside is a finding: reported, never undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from dlspark.cold.lake.columns import check_names
+from dlspark.cold.lake.log_sources import LogSource, NamespaceLogs
+from dlspark.cold.lake.opening import open_table
+from dlspark.cold.lake.planning import LogUnits, holes, plan_changes, urls_of
+from dlspark.cold.lake.targets import (
+    LakeTable,
+    TableMovedError,
+    TableUnclearError,
+    TableUnreachableError,
+)
+from dlspark.core.namespace import AsyncNamespace
+from metadata.distributedlog.cold_tables import ColdTable, ColdTableStore
+from metadata.distributedlog.cold_units import ColdUnit, UnitState
+from metadata.foundation.errors import DistributedLogError, NotAppliedError
+
+ROUNDS: Final = 12
+"""Looks at one table in one sync, beyond those that bring it forward."""
+_PAUSE_S: Final = 0.2
+_LONGEST_PAUSE_S: Final = 5.0
+
+OpenTable = Callable[[ColdTable], LakeTable]
+
+
+@dataclass(slots=True)
+class TableReport:
+    """What has a sync, or a check, of one table come to?
+
+    Args:
+        table: its name.
+        added, removed: files that this sync knows to have come and gone.
+        commits: requests that changed the table, as far as answers came.
+        rows, files: what the table has.
+        findings: what needs a person.
+        error: why it is not level; None: it is.
+    """
+
+    table: str
+    added: int = 0
+    removed: int = 0
+    commits: int = 0
+    rows: int = 0
+    files: int = 0
+    findings: list[str] = field(default_factory=list)
+    error: DistributedLogError | None = None
+
+
+class TableSync:
+    """How do I bring a namespace's lake tables forward?
+
+    Args:
+        logs: what the namespace's logs say.
+        tables: its declarations.
+        opener: opens a table.
+        pause_s: seconds before the second look at a table after a commit in doubt; doubled each time.
+        rng: spreads the pauses.
+    """
+
+    def __init__(
+        self,
+        logs: LogSource,
+        tables: ColdTableStore,
+        *,
+        opener: OpenTable = open_table,
+        pause_s: float = _PAUSE_S,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._logs = logs
+        self._opener = opener
+        self._pause_s = pause_s
+        self._rng = rng or random.Random()
+        self.tables = tables
+        """The namespace's declarations."""
+
+    @classmethod
+    def over(cls, namespace: AsyncNamespace, *, opener: OpenTable = open_table, pause_s: float = _PAUSE_S) -> TableSync:
+        """Return the sync of a namespace's tables."""
+        tables = ColdTableStore(namespace.store, namespace.uri.path)
+        return cls(NamespaceLogs(namespace), tables, opener=opener, pause_s=pause_s)
+
+    async def create(self, table: ColdTable) -> ColdTable:
+        """Declare a table, and make it. After any error it may be called again, and finishes what was begun."""
+        columns = await self._logs.columns(table)
+        check_names(columns, table.kind)
+        await asyncio.to_thread(self._opener, table)  # before it is declared: a missing extra, or a bad address
+        await self._logs.prepare()
+        declared = await self.tables.create(table)
+        target = await asyncio.to_thread(self._opener, declared)
+        await asyncio.to_thread(target.ensure, columns)
+        return declared
+
+    async def sync(self, table: ColdTable) -> TableReport:
+        """Bring one table forward until it lacks nothing. Raises what keeps it from that, after ROUNDS looks."""
+        target = await asyncio.to_thread(self._opener, table)
+        report = TableReport(table.name)
+        failures = 0
+        while True:
+            try:
+                if await self._one_round(table, target, report):
+                    return report
+            except (TableMovedError, TableUnclearError, TableUnreachableError):
+                failures += 1
+                if failures >= ROUNDS:
+                    raise
+                longest = min(self._pause_s * 2**failures, _LONGEST_PAUSE_S)
+                await asyncio.sleep(self._rng.uniform(longest / 2, longest))
+
+    async def _one_round(self, table: ColdTable, target: LakeTable, report: TableReport) -> bool:
+        """Look at the table, and make one commit of what it lacks; True where it lacks nothing."""
+        state = await asyncio.to_thread(target.load)
+        logs = await self._logs.logs(table)
+        changes = plan_changes(state, logs)
+        report.rows, report.files = state.rows, state.files
+        report.findings = [*state.findings, *holes(state, logs), *self._not_there(table, logs)]
+        if changes.added or changes.replaced:
+            columns = await self._logs.columns(table)
+            check_names(columns, table.kind)
+            if await asyncio.to_thread(target.evolve, state, columns):
+                report.commits += 1
+                return False
+        if not changes:
+            return True
+        figures = await self._logs.figures(changes)
+        if not await asyncio.to_thread(target.commit, state, changes, figures):
+            return True
+        report.commits += 1
+        report.added += len(changes.added)
+        report.removed += sum(one.file is None for one in changes.replaced)
+        return False
+
+    def _not_there(self, table: ColdTable, logs: Iterable[LogUnits]) -> list[str]:
+        there = {one.log for one in logs}
+        return [
+            f"log {log} is not there, or has nothing in cold storage: was it renamed or deleted? What the table has of "
+            "it stays"
+            for log in table.logs
+            if log not in there
+        ]
+
+    # ---------------------------------------------------------------- what leaves, and what is wrong
+
+    async def release(self, log: str, unit: ColdUnit) -> None:
+        """Return once no table names a file of a unit that is being deleted, nor ever will: then it may be deleted.
+
+        The unit must be COLD_DELETE_STARTED, or have the files in `replaced`, before this is called. Raises what
+        keeps a table from giving them up; the files must stay then.
+        """
+        leaving = {one.url for one in unit.replaced}
+        if unit.state is UnitState.COLD_DELETE_STARTED:
+            leaving = set(urls_of(unit))
+        if not leaving:
+            return
+        for table in await self.tables.tables():
+            if log not in table.logs:
+                continue
+            await self.sync(table)
+            target = await asyncio.to_thread(self._opener, table)
+            state = await asyncio.to_thread(target.load)
+            named = await asyncio.to_thread(target.named, leaving)
+            ids = [one.log_id for one in await self._logs.logs(table) if one.log == log]
+            if named or any(state.watermarks.get(log_id, -1) < unit.last for log_id in ids):
+                raise NotAppliedError(
+                    f"Table {table.name} still names files of unit {unit.name}, or may take them yet; they were kept",
+                    log=log,
+                    advice=f"See dlspark cold table check {table.name}; what it waits for must be copied first",
+                )
+
+    async def check(self, table: ColdTable) -> TableReport:
+        """Compare a table with what is cold, file by file; nothing is changed."""
+        target = await asyncio.to_thread(self._opener, table)
+        state = await asyncio.to_thread(target.load)
+        logs = await self._logs.logs(table)
+        named = await asyncio.to_thread(target.named, None)
+        report = TableReport(table.name, rows=state.rows, files=state.files)
+        report.findings = [*state.findings, *holes(state, logs), *self._not_there(table, logs)]
+        expected: dict[str, int] = {}
+        for one in logs:
+            at = state.watermarks.get(one.log_id, -1)
+            for unit in one.units:
+                if unit.file is not None and unit.last <= at and unit.state is not UnitState.COLD_DELETE_STARTED:
+                    expected[unit.file.url] = unit.file.rows
+        missing, foreign = expected.keys() - named, named - expected.keys()
+        for url in sorted(missing)[:20]:
+            report.findings.append(f"the table does not name {url} any more, which has {expected[url]} rows of the log")
+        for url in sorted(foreign)[:20]:
+            report.findings.append(f"the table names {url}, which is no file of its logs")
+        changes = plan_changes(state, logs)
+        if changes:
+            report.findings.append(
+                f"{len(changes.added)} files are to be added, {len(changes.replaced)} to be given up"
+            )
+        if not missing and not foreign and state.rows != (rows := sum(expected.values())):
+            report.findings.append(f"the table has {state.rows} rows, and its files' units {rows}")
+        return report
+
+
+async def sync_tables(namespace: AsyncNamespace, *, opener: OpenTable = open_table) -> list[TableReport]:
+    """Bring all tables of a namespace forward: what a mover does at the end of a pass. Raises nothing of a table's:
+    each report has its error."""
+    syncing = TableSync.over(namespace, opener=opener)
+    reports: list[TableReport] = []
+    for table in await syncing.tables.tables():
+        try:
+            reports.append(await syncing.sync(table))
+        except DistributedLogError as error:
+            reports.append(TableReport(table.name, error=error))
+    return reports
+
+
+async def release_unit(namespace: AsyncNamespace, log: str, unit: ColdUnit, *, opener: OpenTable = open_table) -> None:
+    """Return once no lake table names the files that a unit gives up: called by the mover behind
+    `begin_cold_delete` or `replace_file`, and before it deletes an object. Raises what keeps them; see
+    `TableSync.release`."""
+    await TableSync.over(namespace, opener=opener).release(log, unit)
