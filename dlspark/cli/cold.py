@@ -93,7 +93,12 @@ async def move(
             release = partial(release_unit, namespace)
             mover = LogMover(namespace.services, cold, stores, name, lambda: log.settings, default_client_id(), release)
             done = await mover.run(at_once=everything)
-            await sync_tables(namespace)
+            done.problems += [
+                f"lake table {report.table}: {said}"
+                for report in await sync_tables(namespace)
+                for said in (report.error, *report.findings)
+                if said is not None
+            ]
         finally:
             await stores.close()
     at.result(_pass_fields(name, done), _pass_lines(name, done))
