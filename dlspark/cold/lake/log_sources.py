@@ -40,7 +40,7 @@ class LogSource(Protocol):
         """Return what the footers of files that changes may add say."""
 
 
-class NamespaceLogs:
+class ColdLogSource:
     """Reads a namespace: a `LogSource`."""
 
     def __init__(self, namespace: AsyncNamespace) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dlspark.cold.lake.columns import check_names
-from dlspark.cold.lake.log_sources import LogSource, NamespaceLogs
+from dlspark.cold.lake.log_sources import ColdLogSource, LogSource
 from dlspark.cold.lake.opening import open_table
 from dlspark.cold.lake.planning import LogUnits, holes, plan_changes, urls_of
 from dlspark.cold.lake.targets import (
@@ -96,7 +96,7 @@ class TableSync:
     def over(cls, namespace: AsyncNamespace, *, opener: OpenTable = open_table, pause_s: float = _PAUSE_S) -> TableSync:
         """Return the sync of a namespace's tables."""
         tables = ColdTableStore(namespace.store, namespace.uri.path)
-        return cls(NamespaceLogs(namespace), tables, opener=opener, pause_s=pause_s)
+        return cls(ColdLogSource(namespace), tables, opener=opener, pause_s=pause_s)
 
     async def create(self, table: ColdTable) -> ColdTable:
         """Declare a table, and make it. After any error it may be called again, and finishes what was begun."""
