@@ -5,9 +5,11 @@ python -m simulation --seeds 2000 --first 300   many runs
 python -m simulation --logs --seeds 2000        many runs with logs
 python -m simulation --names --seeds 500        many runs with logs that are renamed and made again
 python -m simulation --proxies --seeds 10000    fleets of write proxies and thin clients
+python -m simulation --cold --seeds 10000       logs whose past moves into files, by movers that die
 python -m simulation --failovers 100            failovers of a log's writer, with the time they take
 python -m simulation --mutations                take the safety rules out, one after the other
 python -m simulation --proxies --mutations      those of proxies and their clients
+python -m simulation --cold --mutations         those of cold storage
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from contextlib import nullcontext
 from functools import partial
 
 from simulation import mutations
+from simulation.cold.runs import COLD_POINTS, points_missing, run_cold, run_colds
 from simulation.faults.coverage import COVERAGE_POINTS, FLEET_POINTS, NAME_POINTS
 from simulation.runs.failover import run_failovers, table
 from simulation.runs.fleets import print_fleets, run_fleet, run_fleets
@@ -52,6 +55,7 @@ def main() -> int:
     parser.add_argument("--logs", action="store_true", help="with logs in every run, not in a quarter of them")
     parser.add_argument("--names", action="store_true", help="with logs that are renamed, deleted and made again")
     parser.add_argument("--proxies", action="store_true", help="write proxies and thin clients, not logs alone")
+    parser.add_argument("--cold", action="store_true", help="with cold storage: movers and a bucket with faults")
     parser.add_argument("--failovers", type=int, help="run this many failovers of a log's writer instead")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--mutations", action="store_true", help="find the seeds that notice each missing safety rule")
@@ -62,10 +66,12 @@ def main() -> int:
         return _failovers(range(arguments.first, arguments.first + arguments.failovers))
     if arguments.proxies and not arguments.mutations:
         return _fleets(arguments)
+    if arguments.cold and not arguments.mutations:
+        return _colds(arguments)
     if arguments.seed is not None:
         return _one(arguments.seed, arguments.trace, arguments.mutation, logs, names)
     if arguments.mutations:
-        return _mutations(arguments.mutation, arguments.seeds, logs, arguments.proxies, arguments.first)
+        return _mutations(arguments)
     return _many(range(arguments.first, arguments.first + arguments.seeds), arguments.processes, logs, names)
 
 
@@ -85,6 +91,26 @@ def _fleets(arguments: argparse.Namespace) -> int:
     if summary.failures:
         return 1
     return _never_reached(summary, FLEET_POINTS if len(seeds) >= ENOUGH_FOR_ALL_POINTS else ())
+
+
+def _colds(arguments: argparse.Namespace) -> int:
+    if arguments.seed is not None:
+        with mutations.applied(arguments.mutation) if arguments.mutation else nullcontext():
+            return _show(run_cold(arguments.seed, trace=arguments.trace))
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+
+    def progress(runs: int, failed: int) -> None:
+        print(f"{runs} runs so far, {failed} failed", flush=True)
+
+    reports = run_colds(seeds, processes=arguments.processes, progress=progress)
+    failures = sum(report.failure is not None for report in reports)
+    print(f"{len(reports)} runs, {failures} failed, {sum(report.virtual_s - 1000 for report in reports):.0f} virtual s")
+    for point in COLD_POINTS:
+        print(f"    {point:34}{sum(report.points[point] for report in reports):>10}")
+    missing = points_missing(reports) if len(seeds) >= ENOUGH_FOR_ALL_POINTS else []
+    if missing:
+        print(f"never reached: {', '.join(missing)}")
+    return 1 if failures else 2 if missing else 0
 
 
 def _one(seed: int, trace: bool, mutation: str | None, logs: bool, names: bool) -> int:
@@ -135,14 +161,17 @@ def _never_reached(summary: RunsSummary, points: Iterable[str]) -> int:
     return 2 if missing else 0
 
 
-def _mutations(only: str | None, limit: int, logs: bool, proxies: bool, first: int) -> int:
+def _mutations(arguments: argparse.Namespace) -> int:
+    only: str | None = arguments.mutation
+    groups = {"proxies": mutations.FLEET_MUTATIONS, "cold": mutations.COLD_MUTATIONS}
+    chosen = next((names for group, names in groups.items() if getattr(arguments, group)), None)
     unnoticed = 0
     for name, mutation in mutations.MUTATIONS.items():
-        wanted = only == name if only is not None else not proxies or name in mutations.FLEET_MUTATIONS
+        wanted = only == name if only is not None else chosen is None or name in chosen
         if wanted:
-            found = mutations.seeds_needed(name, limit, first, logs=logs)
+            found = mutations.seeds_needed(name, arguments.seeds, arguments.first, logs=arguments.logs)
             unnoticed += found is None
-            text = f"not noticed in {limit} seeds" if found is None else f"{found[0] + 1} seeds: {found[1]}"
+            text = f"not noticed in {arguments.seeds} seeds" if found is None else f"{found[0] + 1} seeds: {found[1]}"
             print(f"{name:28} {mutation.rule:28} {text}", flush=True)
     return 2 if unnoticed else 0
 

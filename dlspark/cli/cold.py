@@ -265,8 +265,8 @@ def _address(given: str) -> str:
 
 async def _verify_log(namespace: AsyncNamespace, stores: MoverStores, name: str, results: list[VerifiedFile]) -> None:
     from dlspark.cold.moving.verifying import verify_file
+    from metadata.distributedlog.cold_places import UnitState
     from metadata.distributedlog.cold_store import ColdStore
-    from metadata.distributedlog.cold_units import UnitState
 
     await namespace.services.logs.check(name)
     for unit in await ColdStore(namespace.services.logs).units(name):

@@ -24,6 +24,8 @@ from dlspark.cli import (
     bookies,
     cluster,
     cold,
+    cold_redactions,
+    cold_restores,
     cold_tables,
     doctor,
     inspections,
@@ -321,6 +323,8 @@ for name, command in (
     ("verify", cold.verify),
     ("audit", cold.audit),
     ("sweep", cold.sweep),
+    ("restore", cold_restores.restore),
+    ("redact", cold_redactions.redact),
 ):
     cold_app.command(name)(plain_errors(command))
 cold_table_app = typer.Typer(help="Cold files as Iceberg and Delta tables.", no_args_is_help=True)

@@ -45,7 +45,7 @@ class _Stored:
 
 
 @dataclass(slots=True)
-class _Upload:
+class _BegunUpload:
     url: str
     started_ms: int
     parts: dict[int, bytes] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class MemoryBucket:
         """Requests that were made of it, of every kind."""
         self._now_ms = now_ms
         self._objects: dict[str, _Stored] = {}
-        self._uploads: dict[str, _Upload] = {}
+        self._uploads: dict[str, _BegunUpload] = {}
         self._late: list[tuple[int, Callable[[], object]]] = []
 
     # ------------------------------------------------------------------ what is there, for tests
@@ -150,7 +150,7 @@ class MemoryBucket:
 
     def begin(self, upload_id: str, url: str) -> None:
         """Open an upload."""
-        self._uploads[upload_id] = _Upload(url, self._now_ms())
+        self._uploads[upload_id] = _BegunUpload(url, self._now_ms())
 
     def put_part(self, upload_id: str, url: str, number: int, data: bytes) -> None:
         """Put a part of an upload, in place of one of its number. Raises StoreRefusedError where it was ended."""

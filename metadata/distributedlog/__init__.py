@@ -5,6 +5,10 @@ log_folders, log_names  below which znodes logs are; names, and the paths of one
 log_queries, logs       finding, opening, listing logs; creating them, starting and completing segments
 log_admin, log_watch    renaming and deleting logs; logs that come and go
 segments                a segment as a value; segment_listing reads them, segment_changes marks and removes
+cold_units, cold_places what znodes say of segments that lie in files, and where one is
+cold_store, cold_steps  the steps of segments into files and out; cold_deletions: what deleted logs have left
+cold_returns            segments that come back from files onto the list
+cold_listing            what readers see: the list, and before it what lies in files alone
 producer_segments       which segments say what a log knows of its producers, and how often it lost that
 locks, owner_names      the writer's lock; the kind of its owner, by the name
 allocators              ledgers that were created ahead

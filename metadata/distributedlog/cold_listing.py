@@ -22,7 +22,8 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from metadata.distributedlog.cold_units import ColdLog, ColdUnit, UnitState, parse_unit_name, unit_name
+from metadata.distributedlog.cold_places import UnitState
+from metadata.distributedlog.cold_units import ColdLog, ColdUnit, parse_unit_name, unit_name
 from metadata.distributedlog.log_names import LogPaths
 from metadata.distributedlog.segment_listing import ColdNames, ListedSegment, SegmentListing, SegmentVanishedError
 from metadata.distributedlog.segments import COMPLETED_PREFIX, SegmentListError, SegmentMetadata

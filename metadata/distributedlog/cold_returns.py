@@ -27,14 +27,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from metadata.bookkeeper.ledgers import Versioned
-from metadata.distributedlog.cold_units import (
-    ColdLog,
-    ColdUnit,
-    Position,
-    UnitState,
-    hidden_below,
-    parse_unit_name,
-)
+from metadata.distributedlog.cold_places import UnitState
+from metadata.distributedlog.cold_units import ColdLog, ColdUnit, Position, hidden_below, parse_unit_name
 from metadata.distributedlog.log_names import LogPaths, log_not_found_error
 from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus

@@ -30,18 +30,17 @@ from typing import Final, TypeVar
 
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_deletions import DeletedLogs
+from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_steps import ColdMovedError, ColdSteps, ColdTakenError, changed, kept_error
 from metadata.distributedlog.cold_units import (
     MAX_SEGMENTS,
     WORKER,
     ColdAttempt,
-    ColdFile,
     ColdLog,
     ColdSegment,
     ColdUnit,
     DeletedLog,
     Position,
-    UnitState,
     end_of,
     hidden_to,
     object_name,

@@ -22,9 +22,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any, Final, TypeAlias
 
+from metadata.distributedlog.cold_places import ColdFile, ColdPlace, UnitState
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CorruptDataError
 
@@ -44,47 +44,6 @@ MAX_SEGMENTS: Final = 500
 _NAME: Final = re.compile(r"(\d{18,19})-(\d{18,19})")
 
 
-class UnitState(str, Enum):
-    """How far has a unit come that has its file?"""
-
-    FINISHED = "FINISHED"
-    """The file is whole and was read back; the hot copies may still be there."""
-    HOT_DELETED = "HOT_DELETED"
-    """The segments are off the list, their ledgers noted for deletion: the file is the only copy."""
-    COLD_DELETE_STARTED = "COLD_DELETE_STARTED"
-    """The unit is hidden by truncation or retention; its file is being deleted, then its znode goes."""
-
-
-@dataclass(frozen=True, slots=True)
-class ColdFile:
-    """Where is a unit's file, and what must it be?
-
-    Args:
-        url: its whole address: `file:///...`, `s3://bucket/key`, `hdfs://host:port/path`.
-        bytes: its size.
-        sha256: of its bytes, hexadecimal.
-        digest: the digest over its records (docs/reference/cold-files.md#digests), hexadecimal.
-        rows: its rows.
-        entries: entries of its segments, those with control records only included.
-        options: what a reader needs beside the address, never a secret: `endpoint`, `region` and the like.
-        schema_version: the version of the declared schema whose columns it has; None without one.
-        redacted: True where records were erased from it (`value` is then null though it was not).
-        borrowed: True where the file is another log's: a log was rebuilt from it that may live beside the first one.
-            Who takes a borrowed file off a log's marks leaves the file itself alone.
-    """
-
-    url: str
-    bytes: int
-    sha256: str
-    digest: str
-    rows: int
-    entries: int
-    options: Mapping[str, str] = field(default_factory=dict)
-    schema_version: int | None = None
-    redacted: bool = False
-    borrowed: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class ColdSegment:
     """Which part of a unit's file is one segment?
@@ -100,29 +59,6 @@ class ColdSegment:
     first_row: int
     rows: int
     bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ColdPlace:
-    """Where is a segment's copy in a file, as of the list that a reader has? (`SegmentMetadata.cold`)
-
-    Args:
-        file: None where its unit has no user record: then it has none either.
-        state: how far its unit had come when that was read last.
-        first_row: its first row in the file.
-        rows: how many rows it has there.
-        ledger_bytes: bytes of its ledger, that is of one hot copy.
-        attempt: the id of the copy that made its unit.
-        listed: True if the segment is still in the list of the hot ones: read that copy while it is there.
-    """
-
-    file: ColdFile | None
-    state: UnitState
-    first_row: int
-    rows: int
-    ledger_bytes: int
-    attempt: str
-    listed: bool
 
 
 @dataclass(frozen=True, slots=True)

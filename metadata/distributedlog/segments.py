@@ -20,12 +20,10 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cmp_to_key
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
+from metadata.distributedlog.cold_places import ColdPlace
 from metadata.foundation.errors import CorruptDataError, check
-
-if TYPE_CHECKING:
-    from metadata.distributedlog.cold_units import ColdPlace
 
 VERSION: Final = 5
 MINIMUM_VERSION: Final = 2

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from simulation.mutations import ledgers, logs, nodes, proxies
+from simulation.cold.runs import run_cold
+from simulation.mutations import cold, ledgers, logs, nodes, proxies
 from simulation.mutations.mutation import Mutation
 from simulation.runs.fleets import run_fleet
 from simulation.runs.seeds import RunReport, run_seed
 
-__all__ = ["FLEET_MUTATIONS", "MUTATIONS", "NAME_MUTATIONS", "applied", "run_mutated", "seeds_needed"]
+__all__ = ["COLD_MUTATIONS", "FLEET_MUTATIONS", "MUTATIONS", "NAME_MUTATIONS", "applied", "run_mutated", "seeds_needed"]
 
 MUTATIONS: dict[str, Mutation] = {
     **ledgers.WRITER,
@@ -31,10 +32,13 @@ MUTATIONS: dict[str, Mutation] = {
     **logs.LIVES,
     **logs.NAMES,
     **proxies.FLEETS,
+    **cold.COLD,
 }
 """By name, in the order of docs/simulation.md."""
 FLEET_MUTATIONS = tuple(proxies.FLEETS)
 """The mutations that only runs of proxies and thin clients can notice."""
+COLD_MUTATIONS = tuple(cold.COLD)
+"""The mutations that only runs with cold storage can notice."""
 NAME_MUTATIONS = tuple(logs.NAMES)
 """The mutations that only runs with logs whose names move can notice."""
 
@@ -57,6 +61,8 @@ def run_mutated(name: str, seed: int, *, logs: bool = False) -> RunReport:
     with applied(name):
         if name in FLEET_MUTATIONS:
             return run_fleet(seed)
+        if name in COLD_MUTATIONS:
+            return run_cold(seed)
         return run_seed(seed, logs=logs, names=name in NAME_MUTATIONS)
 
 

@@ -21,7 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from metadata.distributedlog.cold_units import ColdFile, ColdUnit, UnitState
+from metadata.distributedlog.cold_places import ColdFile, UnitState
+from metadata.distributedlog.cold_units import ColdUnit
 
 NOTHING_YET: Final = -1
 """The watermark of a log of which the table has nothing."""

@@ -18,8 +18,9 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.objects.errors import ObjectNotFoundError
+from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import ColdFile, ColdUnit, UnitState
+from metadata.distributedlog.cold_units import ColdUnit
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 
 _log = logging.getLogger(__name__)

@@ -33,7 +33,8 @@ from dlspark.errors import DamagedColdFileError
 from dlspark.objects.errors import ObjectExistsError, ObjectOutcomeUnknownError, unavailable_error
 from dlspark.objects.store import ObjectStore, ObjectWriter
 from dlspark.tables.declaration import Declaration
-from metadata.distributedlog.cold_units import ColdAttempt, ColdFile, ColdLog
+from metadata.distributedlog.cold_places import ColdFile
+from metadata.distributedlog.cold_units import ColdAttempt, ColdLog
 from metadata.distributedlog.record_schemas import SchemaStore
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation import fault_points

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dlspark.core.settings.settings import Settings
-from metadata.distributedlog.cold_units import ColdAttempt, ColdFile, ColdLog, ColdUnit
+from metadata.distributedlog.cold_places import ColdFile
+from metadata.distributedlog.cold_units import ColdAttempt, ColdLog, ColdUnit
 
 
 @dataclass(frozen=True, slots=True)

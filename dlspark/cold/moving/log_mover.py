@@ -29,8 +29,9 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import release
 from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import ColdUnit, UnitState
+from metadata.distributedlog.cold_units import ColdUnit
 from metadata.distributedlog.locks import DistributedLock, OwnershipAcquireFailedError
 from metadata.foundation import fault_points
 from metadata.foundation.errors import DistributedLogError, InvariantViolation

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from dlspark.cold.moving.planning import ColdPicture
 from dlspark.core.services import Services
 from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import ColdAttempt, ColdUnit, UnitState, parse_unit_name
+from metadata.distributedlog.cold_units import ColdAttempt, ColdUnit, parse_unit_name
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import NoNodeError
 from metadata.retry import repeat

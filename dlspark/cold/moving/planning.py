@@ -34,7 +34,8 @@ from typing import Final
 
 from dlspark.core.settings.cold import slot_of, slot_start_ms
 from dlspark.core.settings.settings import Settings
-from metadata.distributedlog.cold_units import MAX_SEGMENTS, ColdAttempt, ColdLog, ColdUnit, UnitState
+from metadata.distributedlog.cold_places import UnitState
+from metadata.distributedlog.cold_units import MAX_SEGMENTS, ColdAttempt, ColdLog, ColdUnit
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import check
 

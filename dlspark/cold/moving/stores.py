@@ -12,7 +12,7 @@ from typing import TypeAlias
 from dlspark.objects.addresses import root_of
 from dlspark.objects.opening import open_store
 from dlspark.objects.store import ObjectStore
-from metadata.distributedlog.cold_units import ColdFile
+from metadata.distributedlog.cold_places import ColdFile
 from metadata.foundation.tasks import each
 
 StoreOpener: TypeAlias = Callable[[str, Mapping[str, str]], ObjectStore]

@@ -15,7 +15,7 @@ from dlspark.core.cold.files.digests import RecordDigest
 from dlspark.core.cold.files.footer import Footer
 from dlspark.core.cold.reading.file_reader import ColdFileReader, KnownParts
 from dlspark.objects.store import ObjectStore
-from metadata.distributedlog.cold_units import ColdFile
+from metadata.distributedlog.cold_places import ColdFile
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
 
 

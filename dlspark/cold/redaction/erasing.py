@@ -40,9 +40,10 @@ from dlspark.objects.opening import open_store
 from dlspark.objects.store import ObjectStore
 from dlspark.tables.declaration import Declaration, SchemaChangedError
 from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_steps import ColdMovedError
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import ColdFile, ColdLog, ColdUnit, UnitState, object_name
+from metadata.distributedlog.cold_units import ColdLog, ColdUnit, object_name
 from metadata.distributedlog.permissions import Action
 from metadata.distributedlog.record_schemas import SchemaStore
 from metadata.foundation import fault_points

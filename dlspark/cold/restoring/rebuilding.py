@@ -39,6 +39,7 @@ from dlspark.core.settings.settings import Settings
 from dlspark.errors import DamagedColdFileError
 from dlspark.objects.store import ObjectInfo, ObjectStore
 from dlspark.tables.declaration import Declaration
+from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_rebuilds import (
     ColdRebuilds,
     LogBeginning,
@@ -46,15 +47,7 @@ from metadata.distributedlog.cold_rebuilds import (
     RebuildRacedError,
     RebuiltLog,
 )
-from metadata.distributedlog.cold_units import (
-    MAX_SEGMENTS,
-    ColdFile,
-    ColdLog,
-    ColdSegment,
-    ColdUnit,
-    UnitState,
-    parse_unit_name,
-)
+from metadata.distributedlog.cold_units import MAX_SEGMENTS, ColdLog, ColdSegment, ColdUnit, parse_unit_name
 from metadata.distributedlog.permissions import Action
 from metadata.distributedlog.segments import UNASSIGNED_SEQUENCE_ID, SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError

@@ -27,9 +27,10 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import default_client_id
 from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_returns import ColdReturns, ColdView, ReturnRacedError, returning
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import ColdUnit, UnitState
+from metadata.distributedlog.cold_units import ColdUnit
 from metadata.distributedlog.permissions import Action
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import CallerError

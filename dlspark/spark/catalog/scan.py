@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Final
 
 from pyspark.sql.datasource import (
@@ -21,6 +22,7 @@ from pyspark.sql.datasource import (
     GreaterThanOrEqual,
     In,
     IsNotNull,
+    IsNull,
     LessThan,
     LessThanOrEqual,
 )
@@ -124,6 +126,8 @@ def _filter(comparison: object, column: object, value: object = None) -> Filter:
     attribute = _path(str(column))
     if comparison == "not null":
         return IsNotNull(attribute)
+    if comparison == "null":
+        return IsNull(attribute)
     if comparison == "in" and isinstance(value, list):
         return In(attribute, tuple(_value(one) for one in value))
     return _COMPARISONS[str(comparison)](attribute, _value(value))
@@ -136,6 +140,8 @@ def _path(column: str) -> tuple[str, ...]:
 
 def _value(value: object) -> object:
     if isinstance(value, dict):
+        if "decimal" in value:
+            return Decimal(value["decimal"])
         return _time(value["us"]) if "us" in value else _date(value["days"])
     return value
 

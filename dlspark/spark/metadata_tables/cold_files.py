@@ -10,8 +10,9 @@ from typing import Final
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.metadata_tables.logs import Row, micros
+from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import ColdAttempt, ColdUnit, UnitState
+from metadata.distributedlog.cold_units import ColdAttempt, ColdUnit
 from metadata.foundation.errors import CorruptDataError
 
 _WORDS: Final = {

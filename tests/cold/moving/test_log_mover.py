@@ -10,8 +10,8 @@ from helpers.waiting import until
 
 from dlspark.cold.moving import copying
 from dlspark.objects.memory_faults import ObjectFault, StoreCall
+from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import UnitState
 from metadata.foundation import fault_points
 
 HOUR_MS = 3_600_000

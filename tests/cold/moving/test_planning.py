@@ -20,14 +20,8 @@ from dlspark.cold.moving.planning import (
 )
 from dlspark.core.settings.cold import slot_of, slot_start_ms
 from dlspark.core.settings.settings import Settings
-from metadata.distributedlog.cold_units import (
-    MAX_SEGMENTS,
-    ColdFile,
-    ColdLog,
-    ColdSegment,
-    ColdUnit,
-    UnitState,
-)
+from metadata.distributedlog.cold_places import ColdFile, UnitState
+from metadata.distributedlog.cold_units import MAX_SEGMENTS, ColdLog, ColdSegment, ColdUnit
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 
 NOW = 1_764_300_000_000

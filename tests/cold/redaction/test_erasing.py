@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
-from helpers.cold.moved_logs import moved, units_of
+from helpers.cold.moved_logs import damage_value, footer_of, moved, units_of
 from helpers.logs import written
 from helpers.worlds.memory_cluster import MemoryCluster
 
@@ -22,13 +22,12 @@ from dlspark.cold.restoring.rebuilding import LogRebuild, check_files, find_file
 from dlspark.cold.restoring.returning import LogReturn
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
-from dlspark.core.cold.files.footer import Footer
 from dlspark.errors import DamagedColdFileError, SqlTextError
 from dlspark.objects.opening import open_store
 from dlspark.tables.declaration import SchemaChangedError
 from dlspark.tables.evolution import RenameColumn
+from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import UnitState
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.zookeeper.memory import Fault
 
@@ -124,9 +123,7 @@ async def test_the_records_that_are_meant_are_gone_and_all_others_are_as_they_we
     assert all(one.attempt in one.file.url for one in units)
     # The payload is nowhere in the new file.
     for unit in units:
-        data = Path(unit.file.url.removeprefix("file://")).read_bytes()
-        footer = Footer.parse(data, len(data), unit.file.url)
-        assert footer.redacted
+        assert footer_of(unit.file).redacted
         store = open_store(f"file://{folder}")
         checked = await check_file(store, await read_footer(store, await store.head(unit.file.url)))
         await store.close()
@@ -298,10 +295,7 @@ async def test_a_borrowed_file_is_replaced_by_one_of_the_log_itself(namespace, f
 async def test_a_damaged_file_is_refused_and_stays(namespace, folder):
     await written(namespace, "log", SEGMENTS)
     (unit,) = await moved(namespace, "log", f"file://{folder}", [(1, 4)])
-    path = Path(unit.file.url.removeprefix("file://"))
-    data = bytearray(path.read_bytes())
-    data[Footer.parse(bytes(data), len(data), "").row_groups[0].columns["value"].end - 1] ^= 1
-    path.write_bytes(data)
+    damage_value(unit.file)
     with pytest.raises(DamagedColdFileError):
         await erase(namespace, at((1, 0, 0)))
     assert await units_of(namespace, "log") == [unit]
@@ -325,9 +319,17 @@ async def test_a_unit_that_goes_meanwhile_is_left_and_its_new_file_too(namespace
     assert len(list(folder.rglob("*-*.parquet"))) == 3, "the file that no mark would name was deleted"
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_killed_anywhere_it_is_run_again(cluster, folder, seed):
-    rng = random.Random(seed)
+async def test_killed_anywhere_it_is_run_again(tmp_path, rounds):
+    for seed in range(rounds or 4):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        cluster = MemoryCluster()
+        await cluster.start()
+        await _killed(cluster, folder, random.Random(seed))
+        await cluster.stop()
+
+
+async def _killed(cluster, folder, rng):
     namespace = await cluster.namespace()
     await written(namespace, "log", SEGMENTS)
     before = await records_of(namespace)

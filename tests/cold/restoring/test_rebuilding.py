@@ -16,7 +16,7 @@ from dlspark.cold.restoring.checking import check_file, read_footer
 from dlspark.cold.restoring.rebuilding import LogRebuild, check_files, find_files
 from dlspark.cold.restoring.returning import LogReturn
 from dlspark.objects.opening import open_store
-from metadata.distributedlog.cold_units import UnitState
+from metadata.distributedlog.cold_places import UnitState
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.zookeeper.memory import Fault
 
@@ -45,6 +45,10 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest_asyncio.fixture
 async def filed(namespace, folder):
+    return await filed_log(namespace, folder)
+
+
+async def filed_log(namespace, folder):
     """The records of a log, all but its newest segment in files; the log is gone."""
     await written(namespace, "log", SEGMENTS)
     await moved(namespace, "log", f"file://{folder}", [(1, 2), (3, 4)])
@@ -197,9 +201,18 @@ async def test_a_lost_answer_to_any_transaction_does_no_harm(cluster, namespace,
     assert await records_of(namespace, "again") == filed
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_killed_anywhere_it_is_run_again(cluster, folder, filed, seed):
-    rng = random.Random(seed)
+async def test_killed_anywhere_it_is_run_again(tmp_path, rounds):
+    for seed in range(rounds or 4):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        cluster = MemoryCluster()
+        await cluster.start()
+        filed = await filed_log(await cluster.namespace(), folder)
+        await _killed(cluster, folder, filed, random.Random(seed))
+        await cluster.stop()
+
+
+async def _killed(cluster, folder, filed, rng):
     for _ in range(30):
         victim = await cluster.namespace()
         left, killed = rng.randrange(1, 60), False

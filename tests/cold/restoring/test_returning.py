@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from helpers.cold.moved_logs import all_ledgers, moved, truncate_cold, units_of
+from helpers.cold.moved_logs import all_ledgers, damage_value, delete_files, moved, truncate_cold, units_of
 from helpers.logs import written
 from helpers.worlds.memory_cluster import MemoryCluster
 
 from dlspark.cold.restoring.returning import LogReturn
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.cold.files.footer import Footer
+from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import UnitState
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError, DistributedLogError
@@ -91,8 +90,7 @@ async def test_all_units_come_back_in_ledgers_that_old_readers_open(namespace, r
     assert all(abs(one.keep_hot_until_ms - now_ms - HOUR_MS) < HOUR_MS for one in units)
     assert [one.metadata.ledger_id for unit in units for one in unit.segments] == [one.ledger_id for one in after[:4]]
     # Without the files: what is read now comes from the ledgers.
-    for path in Path(root.removeprefix("file://")).rglob("*.parquet"):
-        path.unlink()
+    delete_files(root)
     assert await records_of(namespace) == before
     await check_nothing_is_orphaned(namespace)
     assert (await returns(namespace).plan()).units == ()
@@ -179,11 +177,7 @@ async def test_a_log_with_nothing_cold_says_so(namespace):
 async def test_a_damaged_file_gets_no_byte_into_the_list(namespace, root):
     await written(namespace, "log", SEGMENTS)
     units = await moved(namespace, "log", root, [(1, 2), (3, 4)])
-    path = Path(units[0].file.url.removeprefix("file://"))
-    data = bytearray(path.read_bytes())
-    chunk = Footer.parse(bytes(data), len(data), "").row_groups[0].columns["value"]
-    data[chunk.end - 1] ^= 1
-    path.write_bytes(data)
+    damage_value(units[0].file)
     with pytest.raises(DistributedLogError, match="damaged"):
         await returns(namespace).run(keep_hot_ms=0)
     assert [one.lssn for one in await hot(namespace)] == [3, 4, 5], "what came before is back, and stays"
@@ -234,9 +228,17 @@ async def test_a_lost_answer_to_any_transaction_changes_nothing_of_the_outcome(c
     await check_nothing_is_orphaned(namespace)
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_killed_anywhere_it_is_run_again_and_leaves_nothing_behind(cluster, root, seed):
-    rng = random.Random(seed)
+async def test_killed_anywhere_it_is_run_again_and_leaves_nothing_behind(tmp_path, rounds):
+    for seed in range(rounds or 4):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        cluster = MemoryCluster()
+        await cluster.start()
+        await _killed(cluster, f"file://{folder}", random.Random(seed))
+        await cluster.stop()
+
+
+async def _killed(cluster, root, rng):
     namespace = await cluster.namespace()
     await written(namespace, "log", SEGMENTS)
     before = await records_of(namespace)

@@ -21,9 +21,10 @@ from dlspark.core.display.status import segment_state
 from dlspark.core.lifecycle.deletion import HOUR_MS
 from dlspark.core.lifecycle.owned_segments import OwnedSegments, sweep
 from dlspark.core.reading.segments import is_truncated
+from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_steps import ColdKeptError, ColdMovedError, ColdTakenError
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import ColdFile, ColdSegment, UnitState, unit_name
+from metadata.distributedlog.cold_units import ColdSegment, unit_name
 from metadata.distributedlog.locks import DistributedLock
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus

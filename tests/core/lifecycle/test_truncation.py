@@ -227,15 +227,15 @@ async def test_without_a_lock_a_truncation_by_an_older_list_does_not_move_anothe
     one, other = await memory_cluster.namespace(write_lock=False), await memory_cluster.namespace(write_lock=False)
     slow = await (await one.open_log("log")).open_writer()
     quick = await (await other.open_log("log")).open_writer()
-    segments, overtaken = one.logs_store.segments, []
+    segments, overtaken = one.logs_store.hot_segments, []
 
-    async def then_be_overtaken(name, watch=None):
-        found = await segments(name, watch)
+    async def then_be_overtaken(name):
+        found = await segments(name)
         if not overtaken:
             overtaken.append(await quick.truncate(DLSN(2, 1, 0)))
         return found
 
-    monkeypatch.setattr(one.logs_store, "segments", then_be_overtaken)
+    monkeypatch.setattr(one.logs_store, "hot_segments", then_be_overtaken)
     assert await slow.truncate(DLSN(1, 1, 0)) == DLSN(2, 1, 0), "where the log begins now"
     assert overtaken == [DLSN(2, 1, 0)]
     assert states(await log.segments()) == ["t", "2:1:0", "a"]
@@ -252,10 +252,10 @@ async def test_a_lock_that_was_lost_and_had_again_since_the_list_was_read_moves_
     log = await written(namespace, "log", SEGMENTS)
     quick = await other.open_log("log")
     writer = await log.open_writer()
-    segments, overtaken = namespace.logs_store.segments, []
+    segments, overtaken = namespace.logs_store.hot_segments, []
 
-    async def then_be_overtaken(name, watch=None):
-        found = await segments(name, watch)
+    async def then_be_overtaken(name):
+        found = await segments(name)
         if not overtaken:
             memory_cluster.cut_off(namespace)
             overtaken.append(await quick.truncate(DLSN(2, 1, 0)))
@@ -263,7 +263,7 @@ async def test_a_lock_that_was_lost_and_had_again_since_the_list_was_read_moves_
             await until(lambda: writer.owned.lock.held)
         return found
 
-    monkeypatch.setattr(namespace.logs_store, "segments", then_be_overtaken)
+    monkeypatch.setattr(namespace.logs_store, "hot_segments", then_be_overtaken)
     assert await writer.truncate(DLSN(1, 1, 0)) == DLSN(2, 1, 0), "where the log begins now"
     assert overtaken == [DLSN(2, 1, 0)]
     assert states(await quick.segments()) == ["t", "2:1:0", "a"]

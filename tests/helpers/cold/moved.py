@@ -17,8 +17,9 @@ from dlspark.objects.store import ObjectStore
 from dlspark.tables.declaration import Declaration
 from helpers.worlds.memory_bookies import MemoryBookie
 from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_places import ColdFile
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import ColdFile, ColdSegment, ColdUnit
+from metadata.distributedlog.cold_units import ColdSegment, ColdUnit
 
 NOW_MS = 1_764_300_000_000
 

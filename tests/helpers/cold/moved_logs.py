@@ -5,23 +5,16 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from dlspark.core.cold.files.footer import FileIdentity
+from dlspark.core.cold.files.footer import FileIdentity, Footer
 from dlspark.core.cold.files.writing import ColdFileWriter
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.objects.opening import open_store
 from dlspark.tables.declaration import Declaration
 from helpers.cold.places import put
-from metadata.distributedlog.cold_units import (
-    WORKER,
-    ColdFile,
-    ColdLog,
-    ColdSegment,
-    ColdUnit,
-    UnitState,
-    object_name,
-    parse_unit_name,
-)
+from metadata.distributedlog.cold_places import ColdFile, UnitState
+from metadata.distributedlog.cold_units import WORKER, ColdLog, ColdSegment, ColdUnit, object_name, parse_unit_name
 from metadata.distributedlog.log_names import LogPaths
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import NoNodeError
@@ -85,6 +78,29 @@ async def truncate_cold(namespace: AsyncNamespace, name: str, to: tuple[int, int
 async def all_ledgers(namespace: AsyncNamespace) -> set[int]:
     """Return which ledgers exist."""
     return {one async for one in namespace.services.ledger_store.ids()}
+
+
+def footer_of(file: ColdFile) -> Footer:
+    """Return the footer of a file in a folder."""
+    data = _path(file).read_bytes()
+    return Footer.parse(data, len(data), file.url)
+
+
+def damage_value(file: ColdFile) -> None:
+    """Flip a bit in the payloads of a file in a folder."""
+    data = bytearray(_path(file).read_bytes())
+    data[footer_of(file).row_groups[0].columns["value"].end - 1] ^= 1
+    _path(file).write_bytes(data)
+
+
+def delete_files(root: str) -> None:
+    """Delete all files below a folder, given by its address."""
+    for path in Path(root.removeprefix("file://")).rglob("*.parquet"):
+        path.unlink()
+
+
+def _path(file: ColdFile) -> Path:
+    return Path(file.url.removeprefix("file://"))
 
 
 async def _cold_log(namespace: AsyncNamespace, name: str) -> ColdLog:

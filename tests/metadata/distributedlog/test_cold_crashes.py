@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_steps import ColdMovedError, ColdTakenError
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import ColdFile, ColdSegment, UnitState
+from metadata.distributedlog.cold_units import ColdSegment
 from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.segment_changes import SegmentChanges
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus

@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_steps import ColdKeptError, ColdMovedError, ColdTakenError
 from metadata.distributedlog.cold_store import MAX_REPLACED, ColdStore
-from metadata.distributedlog.cold_units import ColdFile, ColdSegment, ColdUnit, UnitState
+from metadata.distributedlog.cold_units import ColdSegment, ColdUnit
 from metadata.distributedlog.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
 from metadata.distributedlog.log_admin import LogAdmin
 from metadata.distributedlog.log_names import LogNotFoundError
@@ -390,19 +391,19 @@ async def test_a_truncation_that_read_the_list_before_hot_copies_went_changes_no
 
 async def test_hot_copies_do_not_go_past_a_truncation_that_was_not_seen(logs, cold, guard) -> None:
     unit = await finished(cold, 1, 2)
-    read = cold._steps.turn
+    read = cold._steps.still_listed
     marked = asyncio.Event()
 
-    async def late(paths):
-        turn = await read(paths)
+    async def then_be_truncated(name, paths, segments):
+        found = await read(name, paths, segments)
         if not marked.is_set():
             marked.set()
             changes = SegmentChanges(logs, "log")
             hidden = [(one, replace(one, truncation=TruncationStatus.TRUNCATED)) for one in (segment(1), segment(2))]
-            await changes.mark(hidden, guard, await changes.turn(), None, (0, 0, 0))
-        return turn
+            await changes.mark(hidden, guard, await changes.turn())
+        return found
 
-    cold._steps.turn = late
+    cold._steps.still_listed = then_be_truncated
     await cold.delete_hot("log", unit, now_ms=3)
     assert [one.truncation for one in (await logs.segments("log"))[:3]] == [
         TruncationStatus.TRUNCATED,

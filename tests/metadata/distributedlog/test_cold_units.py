@@ -8,15 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from metadata.distributedlog.cold_places import ColdFile, ColdPlace, UnitState
 from metadata.distributedlog.cold_units import (
     ColdAttempt,
-    ColdFile,
     ColdLog,
-    ColdPlace,
     ColdSegment,
     ColdUnit,
     DeletedLog,
-    UnitState,
     hidden_below,
     hidden_to,
     namespace_data,

@@ -6,15 +6,17 @@ import itertools
 import json
 import operator
 from collections.abc import Callable
+from decimal import Decimal
 
 import pytest
 from helpers.spark.memory_world import URI, DriverWorld, answer_request
+from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, IsNull, LessThan
 from pyspark.sql.types import StructType
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.spark.catalog.creation import check_layout, own_properties
-from dlspark.spark.catalog.scan import Pushed, Rows, RowsOfLog, exact
+from dlspark.spark.catalog.scan import Pushed, Rows, RowsOfLog, exact, filters_of
 from dlspark.spark.catalog.tables import (
     HANDLE,
     NOT_OF_A_TABLE,
@@ -432,6 +434,25 @@ async def test_filters_that_are_kept_exactly_are_told_from_those_that_are_not(dr
     )
     with pytest.raises(InvariantViolation):
         Pushed.of({"filters": said})
+
+
+def test_values_of_all_kinds_have_words_and_what_no_bound_expresses_is_left_to_spark() -> None:
+    said: list[list[object]] = [
+        ["null", "value"],
+        ["=", "segment", True],
+        ["<", "segment", 2.5],
+        [">=", "transaction_id", {"decimal": "3.50"}],
+        ["in", "segment", [1, 2.5]],
+    ]
+    assert filters_of(said) == [
+        IsNull(("value",)),
+        EqualTo(("segment",), True),
+        LessThan(("segment",), 2.5),
+        GreaterThanOrEqual(("transaction_id",), Decimal("3.50")),
+        In(("segment",), (1, 2.5)),
+    ]
+    assert exact(said) == [False] * 5
+    assert Pushed.of({"hints": said}).bounds == Bounds()
 
 
 async def test_a_time_beyond_the_years_of_python_is_a_bound_as_any(driver_world: DriverWorld) -> None:

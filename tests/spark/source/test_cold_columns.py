@@ -74,18 +74,21 @@ def shown(frame: DataFrame) -> list[str]:
     return sorted(str(one) for one in frame.collect())
 
 
+CONDITIONS = [
+    "id BETWEEN 290 AND 310",
+    "id IN (5, 650) OR town IS NULL",
+    "at >= timestamp'2026-11-01 12:08:20' AND town = 'town 3'",
+    "_error IS NOT NULL",
+    "_log.segment = 2 AND id > 480",
+    "parts.weight = 3.25D",
+    "parts.weight < 6.25D AND parts.weight IS NOT NULL AND id >= 20",
+]
 QUERIES = [
-    "SELECT * FROM {t}",
+    "SELECT *, _log, _error FROM {t}",
     "SELECT count(*), sum(id), max(town), sum(parts.weight) FROM {t}",
-    "SELECT town, count(*), min(at) FROM {t} GROUP BY town",
-    "SELECT id, parts.tags FROM {t} WHERE id BETWEEN 290 AND 310",
-    "SELECT id FROM {t} WHERE id IN (5, 650) OR town IS NULL",
-    "SELECT id FROM {t} WHERE at >= timestamp'2026-11-01 12:08:20' AND town = 'town 3'",
-    "SELECT id, _error FROM {t} WHERE _error IS NOT NULL",
-    "SELECT _log.segment, _log.value, count(*) FROM {t} GROUP BY ALL",
-    "SELECT id, _log.entry, _log.slot, _log.sequence_id, _log.timestamp FROM {t} WHERE _log.segment = 2 AND id > 420",
+    # One scan for each condition, all in one job.
+    " UNION ALL ".join(f'SELECT "{one}", id, parts.tags FROM {{t}} WHERE {one}' for one in CONDITIONS),
     "SELECT id FROM {t} ORDER BY id DESC LIMIT 3",
-    "SELECT count(*) FROM {t} a JOIN {t} b ON a.id = b.id + 1 WHERE b.town = 'town 1'",
 ]
 
 
@@ -97,16 +100,16 @@ def test_queries_say_of_a_half_cold_log_what_they_said_before(
     table, name = f"dlog.`{half.log.name}`", half.log.name
 
     def answers() -> list[list[str]]:
-        queries = QUERIES if format_ is RecordFormat.JSON else QUERIES[:4]
+        queries = QUERIES if format_ is RecordFormat.JSON else QUERIES[:1]
         found = [shown(sql.sql(one.format(t=table))) for one in queries]
+        if format_ is not RecordFormat.JSON:
+            return found
         found.append(shown(sql.sql(f"SELECT count(*), max(id) FROM {table} VERSION AS OF '2:20:1'")))
         found.append(shown(sql.sql(f"SELECT max(id) FROM {table} TIMESTAMP AS OF '2026-11-01 12:03:20'")))
         found.append(shown(sql.read.format(plain_format).load(name).where("id < 320")))
         raw = sql.read.format("distributedlog").option("columns", "raw").load(name)
         found.append(shown(raw.select("segment", "entry", "slot", "timestamp", "transaction_id")))
         found.append(shown(raw))
-        both = sql.read.format("distributedlog").option("columns", "both").load(name)
-        found.append(shown(both.select("id", "value")))
         some = sql.read.format("distributedlog").option("minPartitions", 5)
         found.append(shown(some.option("startingOffsets", f'{{"{name}": "1:3:1"}}').load(name).select("id", "_log")))
         return found
@@ -122,6 +125,10 @@ def test_queries_say_of_a_half_cold_log_what_they_said_before(
         (3, "cold", True),
         (4, "hot", None),
     ]
+    # A condition on a field of a struct reaches the source.
+    some = sql.sql(f"SELECT id FROM {table} WHERE parts.weight = 3.25D")
+    assert [one.id for one in some.collect()] == [13]
+    assert '["=","parts.weight",3.25]' in some._jdf.queryExecution().toString()
     files = sql.sql(f"SELECT first_segment, last_segment, state FROM {table}.cold_files").collect()
     assert [tuple(one) for one in files] == [(1, 2, "cold"), (3, 3, "cold")]
     # A column that is added now is there for old rows, too.

@@ -7,6 +7,7 @@ import itertools
 import pickle
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.cold.moved import HandMover
@@ -134,7 +135,7 @@ async def test_positions_counts_and_sizes_are_those_of_the_ledgers(driver_world:
     [({"minPartitions": 7}, 7), ({"maxRecordsPerPartition": 10}, 11), ({"maxBytesPerPartition": 2_000}, 2)],
 )
 async def test_partitions_are_cut_as_of_ledgers(
-    driver_world: DriverWorld, mover: HandMover, options: dict[str, object], partitions: int
+    driver_world: DriverWorld, mover: HandMover, options: dict[str, Any], partitions: int
 ) -> None:
     name = await moved(driver_world, mover)
     driver = await driver_world.driver(log=name, **options)

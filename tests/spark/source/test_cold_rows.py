@@ -8,6 +8,8 @@ import json
 import math
 import pickle
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ from dlspark.spark.errors import TruncatedDataLossError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.schema_version import SchemaVersion
+from dlspark.spark.source.cold_plan import WantedColumns, row_group_spans
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.loading import look_up
 from dlspark.spark.source.partition_reader import LogPartition
@@ -49,12 +52,14 @@ from dlspark.spark.source.readers import BatchReader, batch_reader
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.source.selection import SourceQuery
 from dlspark.tables.arrow_types import arrow_schema
-from dlspark.tables.codecs import RecordEncoder
+from dlspark.tables.codecs import RecordDecoder, RecordEncoder
 from dlspark.tables.declaration import Declaration, RecordFormat
 from dlspark.tables.errors import RecordMisfitError
 from dlspark.tables.evolution import AddColumn, RenameColumn, WidenColumn
+from dlspark.tables.typed_rows import TypedRows
 from dlspark.tables.types import LONG, STRING
 from metadata.distributedlog.cold_units import ColdFile, ColdUnit
+from metadata.foundation.errors import present
 
 LOG = "orders"
 TAG = pa.struct([pa.field("key", pa.string(), nullable=False), ("weight", pa.int32())])
@@ -132,8 +137,8 @@ async def rows(read: BatchReader, partitions: Sequence[LogPartition]) -> list[di
     return await asyncio.get_running_loop().run_in_executor(None, tasks)
 
 
-async def by_entries(read: BatchReader) -> list[dict[str, object]]:
-    """Return the rows of a plan that reads entries, wherever they are."""
+async def plan_of_entries(read: BatchReader) -> list[LogPartition]:
+    """Return a plan that reads entries, wherever they are."""
 
     async def as_they_are(self: SourceDriver, spans: object, reads: object) -> object:
         return spans
@@ -141,7 +146,12 @@ async def by_entries(read: BatchReader) -> list[dict[str, object]]:
     with mock.patch.object(SourceDriver, "_columns_of_files", as_they_are):
         plan = await read._plan()
     assert all(span.cold_rows is None for one in plan for span in one.spans)
-    return await rows(read, plan)
+    return plan
+
+
+async def by_entries(read: BatchReader) -> list[dict[str, object]]:
+    """Return the rows of such a plan."""
+    return await rows(read, await plan_of_entries(read))
 
 
 async def by_columns(read: BatchReader) -> list[dict[str, object]]:
@@ -301,6 +311,16 @@ async def test_columns_of_files_give_the_rows_that_records_give(
         assert await by_columns(reader(some, version, given=limited)) == expected
 
 
+def test_nothing_that_reads_files_is_loaded_where_nothing_is_cold() -> None:
+    code = (
+        "import sys, dlspark.spark.source.readers, dlspark.spark.source.driver, dlspark.spark.source.typed_records;"
+        "heavy = ('pyarrow.parquet', 'obstore', 'dlspark.core.cold.files');"
+        "print([one for one in sys.modules if one.startswith(heavy)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 # ---------------------------------------------------------------------- filters
 
 ROWS_OF_FILTERS = 200
@@ -362,16 +382,28 @@ async def test_filters_leave_out_row_groups_without_rows_that_they_want(
     await mover.move(LOG, 1, 3, before)
     schema, version = await frame()
     whole = reader(schema, version)
-    everything, groups = await by_columns(whole), await groups_planned(whole)
+    everything = await by_columns(whole)
+    spans = [span for one in await plan_of_entries(whole) for span in one.spans if span.is_cold]
+    file = present(present(spans[0].cold, "it is cold").file, "it has a file")
+    (data,) = await mover.files.read(file.url, [(0, file.bytes)])
+    footer = Footer.parse(data, file.bytes, file.url)
+    groups = len(footer.row_groups)
     assert groups > 8
+    typed = TypedRows(RecordDecoder(log.declaration))
     for wanted, holds, prunes in FILTERS:
-        some = reader(schema, version, [wanted])
-        expected = [row for row in everything if safe(holds, row)]
-        plan = await some._plan()
-        found = await rows(some, plan)
-        missing = [row for row in expected if repr(row) not in {repr(one) for one in found}]
-        assert not missing, wanted
-        assert (of_groups(plan) < groups) == prunes, wanted
+        asked = WantedColumns((), typed, [wanted])
+        kept = {
+            present(one.cold_rows, "columns").group for span in spans for one in row_group_spans(footer, span, asked)
+        }
+        needed = {
+            at
+            for row in everything
+            if safe(holds, row)
+            for at, group in enumerate(footer.row_groups)
+            if group.first[:2] <= (row["_log"]["segment"], row["_log"]["entry"]) <= group.last[:2]  # type: ignore[index]
+        }
+        assert needed <= kept, wanted
+        assert (len(kept) < groups) == prunes, wanted
 
 
 def safe(holds: Callable[[Row], bool], row: Row) -> bool:

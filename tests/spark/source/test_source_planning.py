@@ -25,7 +25,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.spark.source.batch_ends import byte_shares, shares
 from dlspark.spark.source.filters import Bounds, push
-from dlspark.spark.source.planning import SegmentSpan, clip, cut, partitions
+from dlspark.spark.source.planning import ColdRows, SegmentSpan, clip, cut, partitions
 from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
 from storage_node.client.reader import LedgerLocation
 
@@ -55,6 +55,18 @@ def test_a_span_is_split_between_entries_and_keeps_its_ends() -> None:
 
 def test_a_span_of_one_entry_is_never_cut() -> None:
     assert partitions([span(1)], min_partitions=8, max_bytes=1) == [(span(1),)]
+
+
+def test_rows_of_a_cold_file_weigh_what_is_read_of_them_and_are_never_cut() -> None:
+    groups = [replace(span(100, first=100 * at), cold_rows=ColdRows(at, 0, 50, 400)) for at in range(6)]
+    assert [one.bytes for one in groups] == [400] * 6
+    assert [len(part) for part in partitions(groups, min_partitions=1, max_bytes=1200)] == [3, 3]
+    assert [len(part) for part in partitions(groups, min_partitions=1, max_bytes=100)] == [1] * 6
+    assert [len(part) for part in partitions(groups, min_partitions=40, max_bytes=1 << 20)] == [1] * 6
+    mixed = [*groups[:2], span(10, entry_bytes=100, first=200)]
+    parts = partitions(mixed, min_partitions=9, max_bytes=1 << 20)
+    assert [one.cold_rows for part in parts for one in part][:2] == [one.cold_rows for one in groups[:2]]
+    assert sum(one.entries for part in parts for one in part if one.cold_rows is None) == 10
 
 
 def test_small_segments_share_a_partition_and_large_ones_are_split() -> None:

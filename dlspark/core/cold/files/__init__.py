@@ -13,6 +13,7 @@
     fetched, pages   parts of a file as a file; which page of a chunk is damaged
     row_groups       fetched bytes of a row group, checked, as columns or as records
     entries          records as the entries they were in
+    large_entries    entries that would come back too large
     verifying        every byte of a file against all that is said of it
 
 docs/reference/cold-files.md has the format. Nothing here does I/O, and nothing here knows a namespace or a log.

@@ -1,9 +1,9 @@
 """Records of a cold file as the entries that they were in: the same numbers, slots, positions and ids.
 
 An entry comes back uncompressed, in the envelope that its segment's version has, with its user records in their slots.
-What was a record set is the set's members, as readers see it; a slot without a user record has an empty control record,
-and the record that sealed the log is made as writers make it. Nothing is done for a record alone: headers are arrays,
-and `vector_encoding` lays them out between the payloads.
+What was a record set is the set's members, as readers see it (sets again, where the entry would be too large); a slot
+without a user record has an empty control record, and the record that sealed the log is made as writers make it.
+Nothing is done for a record alone: headers are arrays, and `vector_encoding` lays them out between the payloads.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dlspark.core.codec.records import (
 from dlspark.core.codec.vector_encoding import lay_out
 from dlspark.core.cold.files.digests import RecordColumns, offsets_of
 from dlspark.core.cold.files.footer import FileSegment, Footer
+from dlspark.core.cold.files.large_entries import fitting
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import check
 
@@ -122,7 +123,8 @@ def _made(
         if end is not None and end[0] == entry:
             yield entry, _with_end(segment, records, entry, slot_count, end[1])
         elif count:
-            yield entry, _enveloped(segment.metadata, content[bounds[at] : bounds[at + 1]])
+            found = fitting(content[bounds[at] : bounds[at + 1]], segment.lssn, entry)
+            yield entry, _enveloped(segment.metadata, found)
         else:
             yield entry, control_entry(segment.metadata, table.records_before(entry), slot_count)
 
@@ -204,7 +206,7 @@ def _with_end(segment: FileSegment, records: RecordColumns | None, entry: int, s
             pieces.append(encode_record(txid, payload, position, flags))
         else:
             pieces.append(encode_record(segment.metadata.first_txid, b"", position, FLAG_CONTROL))
-    return _enveloped(segment.metadata, memoryview(b"".join(pieces)))
+    return _enveloped(segment.metadata, fitting(memoryview(b"".join(pieces)), segment.lssn, entry))
 
 
 def _enveloped(metadata: SegmentMetadata, content: memoryview) -> memoryview:

@@ -32,7 +32,7 @@ from storage_node.protocol.frames import Buffer
 
 
 @dataclass(frozen=True, slots=True)
-class VerifiedFile:
+class WholeFile:
     """What is in a file that was found whole?
 
     Args:
@@ -103,7 +103,7 @@ class FileVerifier:
             if again.digest != self.footer.digest or again.parquet != self.footer.parquet:
                 raise self._error("its footer has changed meanwhile")
 
-    def finish(self) -> VerifiedFile:
+    def finish(self) -> WholeFile:
         """Return what was found, when all parts were taken."""
         footer = self.footer
         if self._next != len(self.parts):
@@ -117,7 +117,7 @@ class FileVerifier:
                 )
         if self._digest.hexdigest() != footer.digest:
             raise self._error("its records fail its digest")
-        return VerifiedFile(
+        return WholeFile(
             url=footer.url,
             bytes=footer.size,
             sha256=self._sha256.hexdigest(),
@@ -192,7 +192,7 @@ class FileVerifier:
         return DamagedColdFileError(what, url=self.footer.url, row_group=row_group)
 
 
-def verify_file(read: Callable[[int, int], Buffer], size: int, url: str) -> VerifiedFile:
+def verify_file(read: Callable[[int, int], Buffer], size: int, url: str) -> WholeFile:
     """Check a whole file, and return what is in it.
 
     Args:

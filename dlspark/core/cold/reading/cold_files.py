@@ -23,7 +23,7 @@ from dlspark.core.cold.reading.locations import ColdLocation
 from dlspark.objects.addresses import root_of
 from dlspark.objects.opening import open_store
 from dlspark.objects.store import ObjectStore
-from metadata.distributedlog.cold_units import ColdFile
+from metadata.distributedlog.cold_places import ColdFile
 from metadata.foundation.errors import check
 from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.tasks import each

@@ -30,7 +30,7 @@ from dlspark.core.cold.files.row_groups import decode_records, decode_row_group
 from dlspark.core.cold.reading.shared_loads import SharedLoads
 from dlspark.objects.errors import StoreUnavailableError
 from dlspark.objects.store import ObjectStore
-from metadata.distributedlog.cold_units import ColdFile
+from metadata.distributedlog.cold_places import ColdFile
 from metadata.foundation.tasks import end_tasks
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metadata.distributedlog.cold_units import ColdFile
+from metadata.distributedlog.cold_places import ColdFile
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import present
 

@@ -18,6 +18,8 @@ from helpers.cold_segments import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlspark.core.codec.entries import Compression
+from dlspark.core.codec.records import MAX_LOGRECORDSET_SIZE
 from dlspark.core.codec.vector_decoding import decode_entries
 from dlspark.core.cold.files.digests import RecordColumns, RecordDigest
 from dlspark.core.cold.files.footer import Footer
@@ -103,6 +105,33 @@ def test_segments_without_records_come_back(version: int) -> None:
     footer = footer_of(data)
     check_round_trip(segments, data, footer)
     assert footer.groups_of(2, 0, 0) == range(0)
+
+
+@pytest.mark.parametrize(("version", "sealed"), [(3, False), (5, True)])
+def test_entries_whose_record_sets_were_large_come_back_as_entries_that_storage_nodes_take(
+    version: int, sealed: bool
+) -> None:
+    maker = SegmentMaker(1, version=version)
+    for count, size, codec in (
+        (6, 500_000, Compression.LZ4),
+        (20_000, 46, Compression.NONE),
+        (5, 400_000, Compression.LZ4),
+    ):
+        maker.control()
+        maker.record(b"before")
+        maker.record_set([bytes([n % 7]) * size for n in range(count)], codec)
+        maker.record(b"after", maker.txid + 1)
+        if not sealed:
+            maker.end_entry()
+    if sealed:
+        maker.end_of_stream()
+    segment = maker.finish()
+    data, _ = written([segment])
+    footer = footer_of(data)
+    check_round_trip([segment], data, footer)
+    for (_, after), (_, before) in zip(rebuilt(data, footer, 1), segment.entries, strict=True):
+        assert len(before) <= MAX_LOGRECORDSET_SIZE
+        assert len(after) <= MAX_LOGRECORDSET_SIZE
 
 
 def test_parts_of_a_segment_come_back_at_any_bounds() -> None:

@@ -13,7 +13,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import EndOfStreamError
 from dlspark.testing.cluster import InProcessCluster
-from metadata.distributedlog.cold_units import UnitState
+from metadata.distributedlog.cold_places import UnitState
 
 SEGMENTS = [[f"{part}-{number}".encode() * 20 for number in range(30)] for part in range(5)]
 FLAT = [payload for segment in SEGMENTS for payload in segment]

@@ -3,6 +3,7 @@ package org.dlspark.sql;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.math.BigDecimal;
 import java.math.BigInteger;
 import java.sql.Date;
 import java.sql.Timestamp;
@@ -15,12 +16,14 @@ import org.apache.spark.sql.sources.GreaterThan;
 import org.apache.spark.sql.sources.GreaterThanOrEqual;
 import org.apache.spark.sql.sources.In;
 import org.apache.spark.sql.sources.IsNotNull;
+import org.apache.spark.sql.sources.IsNull;
 import org.apache.spark.sql.sources.LessThan;
 import org.apache.spark.sql.sources.LessThanOrEqual;
 
 /**
- * A filter as JSON, {@code ["=", "segment", 3]}: comparisons of a column with text, an integer, a time (as {@code {"us":
- * microseconds}}) or a day ({@code {"days": number}}). What else there is stays with Spark.
+ * A filter as JSON, {@code ["=", "segment", 3]}: comparisons of a column with text, a truth value, a number (a decimal as
+ * {@code {"decimal": text}}), a time (as {@code {"us": microseconds}}) or a day ({@code {"days": number}}). What else there
+ * is stays with Spark.
  */
 final class FilterWords {
 
@@ -49,6 +52,9 @@ final class FilterWords {
     if (filter instanceof IsNotNull it) {
       return Requests.JSON.createArrayNode().add("not null").add(it.attribute());
     }
+    if (filter instanceof IsNull it) {
+      return Requests.JSON.createArrayNode().add("null").add(it.attribute());
+    }
     return filter instanceof In it ? in(it) : null;
   }
 
@@ -73,6 +79,16 @@ final class FilterWords {
   private static JsonNode value(Object value) {
     if (value instanceof Long || value instanceof Integer || value instanceof Short || value instanceof Byte) {
       return Requests.JSON.getNodeFactory().numberNode(((Number) value).longValue());
+    }
+    if (value instanceof Double || value instanceof Float) {
+      double number = ((Number) value).doubleValue();
+      return Double.isFinite(number) ? Requests.JSON.getNodeFactory().numberNode(number) : null;
+    }
+    if (value instanceof BigDecimal number) {
+      return Requests.JSON.createObjectNode().put("decimal", number.toString());
+    }
+    if (value instanceof Boolean truth) {
+      return Requests.JSON.getNodeFactory().booleanNode(truth);
     }
     if (value instanceof String text) {
       return Requests.JSON.getNodeFactory().textNode(text);
