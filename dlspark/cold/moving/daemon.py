@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Final
 
+from dlspark.cold.lake.syncing import sync_tables
 from dlspark.cold.moving.auditing import ColdFinding, audit_log
 from dlspark.cold.moving.log_mover import LogMover, MoverPass
 from dlspark.cold.moving.stores import MoverStores
@@ -46,6 +47,8 @@ LOGS_S: Final = 30.0
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 AUDIT_S: Final = 3600.0
+TABLES_S: Final = 30.0
+"""Seconds between two looks at the lake tables."""
 SWEEP_S: Final = 6 * 3600.0
 STOP_TIMEOUT_S: Final = 5.0
 
@@ -93,6 +96,7 @@ class MoverDaemon:
             loop.create_task(self._follow_logs()),
             loop.create_task(self._from_time_to_time(AUDIT_S, self.audit)),
             loop.create_task(self._from_time_to_time(SWEEP_S, self.sweep)),
+            loop.create_task(self._from_time_to_time(TABLES_S, self.sync_tables)),
         ]
         try:
             await asyncio.wait([*own, self._broken], return_when=asyncio.FIRST_COMPLETED)
@@ -226,6 +230,15 @@ class MoverDaemon:
             raise error
 
     # ------------------------------------------------------------------ from time to time
+
+    async def sync_tables(self) -> None:
+        """Bring the namespace's lake tables level with what is cold, where some are declared."""
+        for report in await sync_tables(self._services.logs):
+            if report.error is not None:
+                self._services.meter.root.cold_failures.inc()
+                _log.warning("lake table %s is not level: %s", report.table, report.error)
+            for finding in report.findings:
+                _log.warning("lake table %s: %s", report.table, finding)
 
     async def _from_time_to_time(self, period_s: float, work: Callable[[], Awaitable[object]]) -> None:
         # The first time soon, but not at once, and not with all other processes.

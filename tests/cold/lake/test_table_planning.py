@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dlspark.cold.lake.planning import LogUnits, TableState, holes, plan_changes
-from metadata.distributedlog.cold_units import ColdFile, ColdSegment, ColdUnit, UnitState
+from metadata.distributedlog.cold_places import ColdFile, UnitState
+from metadata.distributedlog.cold_units import ColdSegment, ColdUnit
 from metadata.distributedlog.segments import SegmentMetadata
 
 NOTHING = TableState("None", {})
