@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -79,7 +78,7 @@ async def move(
     ] = False,
 ) -> None:
     """Make one pass over a log now: copy what is due into files, and delete what is due, hot copies and files."""
-    from dlspark.cold.lake.syncing import release_unit, sync_tables
+    from dlspark.cold.lake.syncing import sync_tables
     from dlspark.cold.moving.log_mover import LogMover
     from dlspark.cold.moving.stores import MoverStores
     from dlspark.core.write_lock import default_client_id
@@ -90,12 +89,11 @@ async def move(
         _check_cold(log.settings, name)
         try:
             cold = ColdStore(namespace.services.logs)
-            release = partial(release_unit, namespace)
-            mover = LogMover(namespace.services, cold, stores, name, lambda: log.settings, default_client_id(), release)
+            mover = LogMover(namespace.services, cold, stores, name, lambda: log.settings, default_client_id())
             done = await mover.run(at_once=everything)
             done.problems += [
                 f"lake table {report.table}: {said}"
-                for report in await sync_tables(namespace)
+                for report in await sync_tables(namespace.services.logs)
                 for said in (report.error, *report.findings)
                 if said is not None
             ]

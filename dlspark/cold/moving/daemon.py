@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Final
 
-from dlspark.cold.lake.syncing import release_unit, sync_tables
+from dlspark.cold.lake.syncing import sync_tables
 from dlspark.cold.moving.auditing import ColdFinding, audit_log
 from dlspark.cold.moving.log_mover import LogMover, MoverPass
 from dlspark.cold.moving.stores import MoverStores
@@ -31,7 +31,6 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.write_lock import default_client_id
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import ColdUnit
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import DistributedLogError, InvariantViolation, NoNodeError
 from metadata.foundation.tasks import end_tasks, undisturbed
@@ -48,6 +47,8 @@ LOGS_S: Final = 30.0
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 AUDIT_S: Final = 3600.0
+TABLES_S: Final = 30.0
+"""Seconds between two looks at the lake tables."""
 SWEEP_S: Final = 6 * 3600.0
 STOP_TIMEOUT_S: Final = 5.0
 
@@ -94,7 +95,7 @@ class MoverDaemon:
         self._broken = loop.create_future()
         own = [
             loop.create_task(self._follow_logs()),
-            loop.create_task(self._sync_tables()),
+            loop.create_task(self._follow_units()),
             loop.create_task(self._from_time_to_time(AUDIT_S, self.audit)),
             loop.create_task(self._from_time_to_time(SWEEP_S, self.sweep)),
         ]
@@ -171,9 +172,7 @@ class MoverDaemon:
         changed = asyncio.Event()
         pause_s = FIRST_PAUSE_S
         async with await self._namespace.open_log(name) as log:
-            mover = LogMover(
-                self._services, self.cold, self.stores, name, lambda: log.settings, self._worker, self._release
-            )
+            mover = LogMover(self._services, self.cold, self.stores, name, lambda: log.settings, self._worker)
             while True:
                 changed.clear()
                 wait_s = LOOK_S
@@ -235,26 +234,29 @@ class MoverDaemon:
 
     # ------------------------------------------------------------------ lake tables
 
-    async def _release(self, log: str, unit: ColdUnit) -> None:
-        await release_unit(self._namespace, log, unit)
-
-    async def _sync_tables(self) -> None:
+    async def _follow_units(self) -> None:
         """Bring the namespace's lake tables forward when something has moved, and now and then in any case."""
         while True:
             self._news.clear()
             try:
-                for report in await sync_tables(self._namespace):
-                    for said in (report.error, *report.findings):
-                        if said is not None:
-                            _log.warning("lake table %s: %s", report.table, said)
+                await self.sync_tables()
             except InvariantViolation:
                 raise
             except DistributedLogError as error:
                 self._raise_if_closed(error)
                 _log.warning("the lake tables cannot be read; again later: %s", error)
-            await _wait(LOOK_S * self._rng.uniform(0.8, 1.2), self._news)
+            await _wait(TABLES_S * self._rng.uniform(0.8, 1.2), self._news)
 
     # ------------------------------------------------------------------ from time to time
+
+    async def sync_tables(self) -> None:
+        """Bring the namespace's lake tables level with what is cold, where some are declared."""
+        for report in await sync_tables(self._services.logs):
+            if report.error is not None:
+                self._services.meter.root.cold_failures.inc()
+                _log.warning("lake table %s is not level: %s", report.table, report.error)
+            for finding in report.findings:
+                _log.warning("lake table %s: %s", report.table, finding)
 
     async def _from_time_to_time(self, period_s: float, work: Callable[[], Awaitable[object]]) -> None:
         # The first time soon, but not at once, and not with all other processes.

@@ -19,11 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from dlspark.cold.lake.syncing import release_unit
 from dlspark.cold.moving.machine import Phase
 from dlspark.cold.moving.pictures import LogLook, LogPictures
 from dlspark.cold.moving.planning import candidates, plan_cold_deletion, plan_hot_deletion, plan_unit
 from dlspark.cold.moving.stores import MoverStores
-from dlspark.cold.moving.unit_steps import Release, UnitSteps, release_nothing
+from dlspark.cold.moving.unit_steps import UnitSteps
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
@@ -84,7 +85,6 @@ class LogMover:
         name: the log.
         settings: gives those that hold now.
         worker: how this process is named, for people.
-        release: called before files are deleted.
     """
 
     def __init__(
@@ -95,10 +95,8 @@ class LogMover:
         name: str,
         settings: Callable[[], Settings],
         worker: str,
-        release: Release = release_nothing,
     ) -> None:
         self.name = name
-        self._release = release
         self._services = services
         self._cold = cold
         self._stores = stores
@@ -156,9 +154,7 @@ class LogMover:
     # ------------------------------------------------------------------ steps
 
     def _steps(self) -> UnitSteps:
-        return UnitSteps(
-            self._services, self._settings(), self._cold, self._stores, self.name, self._worker, self._release
-        )
+        return UnitSteps(self._services, self._settings(), self._cold, self._stores, self.name, self._worker)
 
     async def _give_up_attempts(self, done: MoverPass) -> None:
         """Give up what other workers have begun: this one has the lock, so they are dead, or stand still. One that goes
@@ -264,7 +260,8 @@ class LogMover:
         if due_ms > self._old_ms:
             done.due(due_ms + self._ahead_ms)
             return
-        await self._release(self.name, unit.value)
+        # Before the objects: a lake table must not name a file that is not there.
+        await release_unit(self._services.logs, self.name, unit.value)
         for file in unit.value.replaced:
             if not file.borrowed:
                 await self._stores.of(file).delete(file.url)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
+from dlspark.cold.lake.syncing import release_unit
 from dlspark.cold.moving.copying import CopiedRun, copy_segments, read_back
 from dlspark.cold.moving.machine import Effect, Event, Phase, UnitMachine
 from dlspark.cold.moving.stores import MoverStores
@@ -44,13 +45,6 @@ from metadata.foundation.errors import (
 
 _log = logging.getLogger(__name__)
 
-Release: TypeAlias = Callable[[str, ColdUnit], Awaitable[None]]
-"""Returns once nothing beside the log names the files that a unit gives up, or raises what keeps them."""
-
-
-async def release_nothing(log: str, unit: ColdUnit) -> None:
-    """Return: nothing beside the log names its files."""
-
 
 class UnitSteps:
     """What happens to one unit of a log, until nothing more is to be done with it for now?
@@ -61,7 +55,6 @@ class UnitSteps:
         stores: the mover's.
         log: its name.
         worker: who does this, for people.
-        release: called before files are deleted.
     """
 
     def __init__(
@@ -72,7 +65,6 @@ class UnitSteps:
         stores: MoverStores,
         log: str,
         worker: str,
-        release: Release = release_nothing,
     ) -> None:
         self._services = services
         self._settings = settings
@@ -80,7 +72,6 @@ class UnitSteps:
         self._stores = stores
         self._log = log
         self._worker = worker
-        self._release = release
         self._segments: Sequence[SegmentMetadata] = ()
         self._about: ColdLog | None = None
         self._attempt: Versioned[ColdAttempt] | None = None
@@ -279,8 +270,8 @@ class UnitSteps:
 
     async def _delete_object(self) -> None:
         unit = self._known_unit.value
-        # Readers do not look there any more; a lake table must not, either, before the object goes.
-        await self._release(self._log, unit)
+        # Before the objects: a lake table must not name a file that is not there.
+        await release_unit(self._services.logs, self._log, unit)
         for file in (*([unit.file] if unit.file is not None else []), *unit.replaced):
             # A borrowed one is another log's: only the mark goes.
             if not file.borrowed:
