@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dlspark.cold.moving.log_mover import MoverPass
     from dlspark.cold.moving.planning import ColdTotals
     from dlspark.cold.moving.stores import MoverStores
-    from dlspark.cold.moving.verifying import CheckedFile
+    from dlspark.cold.moving.verifying import FileReport
     from dlspark.core.log import AsyncLog
     from dlspark.core.namespace import AsyncNamespace
     from dlspark.core.settings.settings import Settings
@@ -235,7 +235,7 @@ async def verify(
     one is not right."""
     from dlspark.cold.moving.stores import MoverStores
 
-    results: list[CheckedFile] = []
+    results: list[FileReport] = []
     stores = MoverStores()
     files = [one for one in names if one.endswith(_SUFFIX)]
     logs = [one for one in names if not one.endswith(_SUFFIX)]
@@ -257,7 +257,7 @@ async def verify(
     exit_with(failed=failed, attention=bool(wrong))
 
 
-async def _verify_alone(at: At, stores: MoverStores, given: str, results: list[CheckedFile]) -> None:
+async def _verify_alone(at: At, stores: MoverStores, given: str, results: list[FileReport]) -> None:
     from dlspark.cold.moving.verifying import verify_object
 
     url = _address(given)
@@ -270,7 +270,7 @@ def _address(given: str) -> str:
     return given if "://" in given else f"file://{os.path.abspath(given)}"
 
 
-async def _verify_log(namespace: AsyncNamespace, stores: MoverStores, name: str, results: list[CheckedFile]) -> None:
+async def _verify_log(namespace: AsyncNamespace, stores: MoverStores, name: str, results: list[FileReport]) -> None:
     from dlspark.cold.moving.verifying import verify_object
     from metadata.distributedlog.cold_places import UnitState
     from metadata.distributedlog.cold_store import ColdStore

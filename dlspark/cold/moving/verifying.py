@@ -16,7 +16,7 @@ from metadata.foundation.errors import CallerError, DistributedLogError, Invaria
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedFile:
+class FileReport:
     """What is in a file, and is it right?
 
     Args:
@@ -38,7 +38,7 @@ class CheckedFile:
     wrong: str | None = None
 
 
-async def verify_object(store: ObjectStore, url: str, expected: ColdFile | None = None) -> CheckedFile:
+async def verify_object(store: ObjectStore, url: str, expected: ColdFile | None = None) -> FileReport:
     """Read a whole file; compare it with what a mark says of it, where that is given. What is wrong is in the result;
     raises CallerError only."""
     try:
@@ -47,9 +47,9 @@ async def verify_object(store: ObjectStore, url: str, expected: ColdFile | None 
     except (CallerError, InvariantViolation):
         raise
     except DistributedLogError as error:
-        return CheckedFile(url, wrong=str(error))
+        return FileReport(url, wrong=str(error))
     segments = whole.footer.segments
-    return CheckedFile(
+    return FileReport(
         url,
         whole.bytes,
         whole.sha256,
