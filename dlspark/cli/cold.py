@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dlspark.cold.moving.log_mover import MoverPass
     from dlspark.cold.moving.planning import ColdTotals
     from dlspark.cold.moving.stores import MoverStores
-    from dlspark.cold.moving.verifying import VerifiedFile
+    from dlspark.cold.moving.verifying import FileReport
     from dlspark.core.log import AsyncLog
     from dlspark.core.namespace import AsyncNamespace
     from dlspark.core.settings.settings import Settings
@@ -78,6 +78,7 @@ async def move(
     ] = False,
 ) -> None:
     """Make one pass over a log now: copy what is due into files, and delete what is due, hot copies and files."""
+    from dlspark.cold.lake.syncing import sync_tables
     from dlspark.cold.moving.log_mover import LogMover
     from dlspark.cold.moving.stores import MoverStores
     from dlspark.core.write_lock import default_client_id
@@ -90,6 +91,12 @@ async def move(
             cold = ColdStore(namespace.services.logs)
             mover = LogMover(namespace.services, cold, stores, name, lambda: log.settings, default_client_id())
             done = await mover.run(at_once=everything)
+            done.problems += [
+                f"lake table {report.table}: {said}"
+                for report in await sync_tables(namespace.services.logs)
+                for said in (report.error, *report.findings)
+                if said is not None
+            ]
         finally:
             await stores.close()
     at.result(_pass_fields(name, done), _pass_lines(name, done))
@@ -163,11 +170,11 @@ async def status(at: At, names: NamesArgument = None, pattern: FilterOption = No
     shown = table(
         "log",
         "hot",
-        "bytes",
+        "hot bytes",
         "both",
-        "bytes ",
+        "both bytes",
         "cold",
-        "bytes  ",
+        "cold bytes",
         "files",
         "file bytes",
         "waits",
@@ -228,7 +235,7 @@ async def verify(
     one is not right."""
     from dlspark.cold.moving.stores import MoverStores
 
-    results: list[VerifiedFile] = []
+    results: list[FileReport] = []
     stores = MoverStores()
     files = [one for one in names if one.endswith(_SUFFIX)]
     logs = [one for one in names if not one.endswith(_SUFFIX)]
@@ -250,12 +257,12 @@ async def verify(
     exit_with(failed=failed, attention=bool(wrong))
 
 
-async def _verify_alone(at: At, stores: MoverStores, given: str, results: list[VerifiedFile]) -> None:
-    from dlspark.cold.moving.verifying import verify_file
+async def _verify_alone(at: At, stores: MoverStores, given: str, results: list[FileReport]) -> None:
+    from dlspark.cold.moving.verifying import verify_object
 
     url = _address(given)
     options = at.settings.cold_options if not url.startswith("file:") else {}
-    results.append(await verify_file(stores.at(url, options), url))
+    results.append(await verify_object(stores.at(url, options), url))
 
 
 def _address(given: str) -> str:
@@ -263,8 +270,8 @@ def _address(given: str) -> str:
     return given if "://" in given else f"file://{os.path.abspath(given)}"
 
 
-async def _verify_log(namespace: AsyncNamespace, stores: MoverStores, name: str, results: list[VerifiedFile]) -> None:
-    from dlspark.cold.moving.verifying import verify_file
+async def _verify_log(namespace: AsyncNamespace, stores: MoverStores, name: str, results: list[FileReport]) -> None:
+    from dlspark.cold.moving.verifying import verify_object
     from metadata.distributedlog.cold_places import UnitState
     from metadata.distributedlog.cold_store import ColdStore
 
@@ -272,7 +279,7 @@ async def _verify_log(namespace: AsyncNamespace, stores: MoverStores, name: str,
     for unit in await ColdStore(namespace.services.logs).units(name):
         file = unit.value.file
         if file is not None and unit.value.state is not UnitState.COLD_DELETE_STARTED:
-            results.append(await verify_file(stores.of(file), file.url, file))
+            results.append(await verify_object(stores.of(file), file.url, file))
 
 
 @over_namespace

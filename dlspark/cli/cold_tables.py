@@ -78,7 +78,7 @@ async def create(
             await namespace.logs_store.check(log)
         now_ms = namespace.services.clock.now_ms()
         wanted = ColdTable(name, uuid.uuid4().hex, kind, place, chosen, tuple(logs), given, now_ms)
-        made = await TableSync.over(namespace).create(wanted)
+        made = await TableSync.over(namespace.logs_store).create(wanted)
     at.result(
         _as_json(made),
         f"table {made.name} is there, of {counted(len(made.logs), 'log')}; fill it: "
@@ -100,7 +100,7 @@ async def sync(
     from dlspark.cold.lake.syncing import TableReport, TableSync
 
     async with at.open() as namespace:
-        syncing = TableSync.over(namespace)
+        syncing = TableSync.over(namespace.logs_store)
         while True:
             reports: list[TableReport] = []
             for one in await _chosen(syncing.tables, names):
@@ -129,7 +129,7 @@ async def check(at: At, names: TablesArgument = None) -> None:
     from dlspark.cold.lake.syncing import TableSync
 
     async with at.open() as namespace:
-        syncing = TableSync.over(namespace)
+        syncing = TableSync.over(namespace.logs_store)
         reports = [await syncing.check(one) for one in await _chosen(syncing.tables, names)]
     at.result({"tables": [_report(one) for one in reports]}, [line for one in reports for line in _lines(one)])
     exit_with(attention=any(one.findings for one in reports))

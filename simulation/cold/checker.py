@@ -21,7 +21,8 @@ from metadata.store import Create, Delete, Op, SetData
 
 if TYPE_CHECKING:
     from dlspark.core.settings.settings import Settings
-    from simulation.cold.world import ColdWorld
+    from dlspark.objects.memory import MemoryBucket
+    from simulation.cluster import World
 
 SECOND_MS = 1000
 """An hour of retention in these runs: `runs` makes the product count so, too."""
@@ -30,8 +31,9 @@ SECOND_MS = 1000
 class ColdChecker:
     """Is anything missing, there twice, or left over?"""
 
-    def __init__(self, world: ColdWorld) -> None:
+    def __init__(self, world: World, bucket: MemoryBucket) -> None:
         self._world = world
+        self._bucket = bucket
         self.settings: Settings | None = None
         self.acknowledged: dict[int, DLSN] = {}
         """Numbers that their writer knows to be stored, with their positions."""
@@ -98,7 +100,7 @@ class ColdChecker:
         if isinstance(op, Delete):
             gone = self.units.pop(name)
             world.reached("cold.unit-gone")
-            if gone.file is not None and gone.file.url in world.bucket.objects:
+            if gone.file is not None and gone.file.url in self._bucket.objects:
                 world.ledger_checkers.fail(f"unit {name} has gone, and its file has not")
         elif isinstance(op, Create | SetData):
             before, unit = self.units.get(name), ColdUnit.decode(op.data, op.path)
@@ -110,7 +112,7 @@ class ColdChecker:
 
     def _is_whole(self, unit: ColdUnit) -> None:
         if unit.file is not None:
-            data = self._world.bucket.objects.get(unit.file.url)
+            data = self._bucket.objects.get(unit.file.url)
             if data is None or len(data) != unit.file.bytes:
                 self._world.ledger_checkers.fail(f"unit {unit.name} is {unit.state.value}, and its file is not whole")
 
@@ -138,7 +140,7 @@ class ColdChecker:
     def tidy(self) -> None:
         """Judge the bucket after the sweep: what units name, and nothing else."""
         named = {unit.file.url for unit in self.units.values() if unit.file is not None}
-        bucket = self._world.bucket
+        bucket = self._bucket
         for what, some in (
             ("objects are left that nothing names", set(bucket.objects) - named),
             ("files are missing", named - set(bucket.objects)),

@@ -42,7 +42,7 @@ class ColdWorld(World):
         self.fabric.on_frame = lambda *_: None
         self.faults = ObjectFaults(self.rng("bucket"))
         self.bucket = MemoryBucket(lambda: EPOCH_MS + int(self.loop.time() * 1000), self.faults)
-        self.cold_checker = ColdChecker(self)
+        self.cold_checker = ColdChecker(self, self.bucket)
         self._pauses = self.rng("pauses of the bucket")
 
     def _applied(self, ops: Sequence[Op]) -> None:

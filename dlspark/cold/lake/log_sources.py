@@ -12,12 +12,12 @@ from dlspark.cold.lake.columns import table_columns
 from dlspark.cold.lake.planning import LogUnits, TableChanges
 from dlspark.cold.lake.targets import FileFigures, added_files
 from dlspark.core.cold.reading.cold_files import shared_cold_files
-from dlspark.core.namespace import AsyncNamespace
 from dlspark.tables.declaration import Declaration
+from metadata.distributedlog.cold_places import ColdFile
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.cold_tables import ColdTable
-from metadata.distributedlog.cold_units import ColdFile
 from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.record_schemas import SchemaStore
 
 _AT_ONCE: Final = 16
@@ -40,13 +40,13 @@ class LogSource(Protocol):
         """Return what the footers of files that changes may add say."""
 
 
-class NamespaceLogs:
+class ColdLogSource:
     """Reads a namespace: a `LogSource`."""
 
-    def __init__(self, namespace: AsyncNamespace) -> None:
-        self._namespace = namespace
-        self._cold = ColdStore(namespace.logs_store)
-        self._schemas = SchemaStore(namespace.logs_store)
+    def __init__(self, logs: LogStore) -> None:
+        self._store = logs
+        self._cold = ColdStore(logs)
+        self._schemas = SchemaStore(logs)
         self._figures: dict[str, FileFigures] = {}
 
     async def prepare(self) -> None:
@@ -64,7 +64,7 @@ class NamespaceLogs:
                     if cold is None:
                         return None
                     # The list before the units: a segment is always in one of the two.
-                    hot = await self._namespace.logs_store.hot_segments(log)
+                    hot = await self._store.hot_segments(log)
                     units = tuple(unit.value for unit in await self._cold.units(log))
                 except LogNotFoundError:
                     return None

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dlspark.cold.lake.columns import check_names
-from dlspark.cold.lake.log_sources import LogSource, NamespaceLogs
+from dlspark.cold.lake.log_sources import ColdLogSource, LogSource
 from dlspark.cold.lake.opening import open_table
 from dlspark.cold.lake.planning import LogUnits, holes, plan_changes, urls_of
 from dlspark.cold.lake.targets import (
@@ -29,9 +29,10 @@ from dlspark.cold.lake.targets import (
     TableUnclearError,
     TableUnreachableError,
 )
-from dlspark.core.namespace import AsyncNamespace
+from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_tables import ColdTable, ColdTableStore
-from metadata.distributedlog.cold_units import ColdUnit, UnitState
+from metadata.distributedlog.cold_units import ColdUnit
+from metadata.distributedlog.logs import LogStore
 from metadata.foundation.errors import DistributedLogError, NotAppliedError
 
 ROUNDS: Final = 12
@@ -93,10 +94,10 @@ class TableSync:
         """The namespace's declarations."""
 
     @classmethod
-    def over(cls, namespace: AsyncNamespace, *, opener: OpenTable = open_table, pause_s: float = _PAUSE_S) -> TableSync:
-        """Return the sync of a namespace's tables."""
-        tables = ColdTableStore(namespace.store, namespace.uri.path)
-        return cls(NamespaceLogs(namespace), tables, opener=opener, pause_s=pause_s)
+    def over(cls, logs: LogStore, *, opener: OpenTable = open_table, pause_s: float = _PAUSE_S) -> TableSync:
+        """Return the sync of the tables of the namespace whose logs these are."""
+        tables = ColdTableStore(logs.store, logs.namespace_path)
+        return cls(ColdLogSource(logs), tables, opener=opener, pause_s=pause_s)
 
     async def create(self, table: ColdTable) -> ColdTable:
         """Declare a table, and make it. After any error it may be called again, and finishes what was begun."""
@@ -214,10 +215,10 @@ class TableSync:
         return report
 
 
-async def sync_tables(namespace: AsyncNamespace, *, opener: OpenTable = open_table) -> list[TableReport]:
+async def sync_tables(logs: LogStore, *, opener: OpenTable = open_table) -> list[TableReport]:
     """Bring all tables of a namespace forward: what a mover does at the end of a pass. Raises nothing of a table's:
     each report has its error."""
-    syncing = TableSync.over(namespace, opener=opener)
+    syncing = TableSync.over(logs, opener=opener)
     reports: list[TableReport] = []
     for table in await syncing.tables.tables():
         try:
@@ -227,8 +228,8 @@ async def sync_tables(namespace: AsyncNamespace, *, opener: OpenTable = open_tab
     return reports
 
 
-async def release_unit(namespace: AsyncNamespace, log: str, unit: ColdUnit, *, opener: OpenTable = open_table) -> None:
+async def release_unit(logs: LogStore, log: str, unit: ColdUnit, *, opener: OpenTable = open_table) -> None:
     """Return once no lake table names the files that a unit gives up: called by the mover behind
     `begin_cold_delete` or `replace_file`, and before it deletes an object. Raises what keeps them; see
     `TableSync.release`."""
-    await TableSync.over(namespace, opener=opener).release(log, unit)
+    await TableSync.over(logs, opener=opener).release(log, unit)

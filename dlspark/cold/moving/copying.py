@@ -4,9 +4,9 @@
 these go to the store as they come. What is held in memory is the reader's window, one batch of entries and one row
 group, whatever the segments' size. A run without user records has no file: nothing is created at the store then.
 
-`read_back` reads the whole object as any reader would, from the store: its bytes' SHA-256, then every row group with
-its checksums and digest, and compares with what the writer counted while it wrote. What it compares with never comes
-from the object itself.
+`read_back` reads the whole object as any reader would, from the store, each byte once: its SHA-256, every row group
+with its checksums and digest, the index; and compares with what the writer counted while it wrote. What it compares
+with never comes from the object itself.
 
 Fault model: everything may fail at any moment, and what is half done is the sweep's. Whether a commit was applied is
 not asked of its answer: whoever reads back finds the object whole, or not. It must never overwrite an object, and never
@@ -16,16 +16,14 @@ say of one that it is right because a write of it ended well.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.cold.files.digests import RecordDigest
 from dlspark.core.cold.files.footer import FileIdentity
+from dlspark.core.cold.files.verifying import FileVerifier, WholeFile
 from dlspark.core.cold.files.writing import ColdFileWriter, WrittenFile
 from dlspark.core.cold.reading.file_reader import ColdFileReader, KnownParts
 from dlspark.core.services import Services
@@ -43,8 +41,6 @@ T = TypeVar("T")
 
 BATCH_BYTES: Final = 4 << 20
 """Bytes of entries that are handed to the thread at once."""
-READ_BYTES: Final = 8 << 20
-"""Bytes of the object that are asked for at once while it is hashed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +66,7 @@ async def copy_segments(
     declared = await SchemaStore(services.logs).get(log)
     declaration = None if declared is None else Declaration.decode(declared.data, f"schema/{declared.id}")
     identity = FileIdentity(cold.namespace_id, cold.log_id, log, attempt.attempt)
-    upload = _Upload(store, attempt.url)
+    upload = _FileUpload(store, attempt.url)
     writer = ColdFileWriter(upload.take, identity, declaration)
     try:
         for segment in segments:
@@ -101,7 +97,7 @@ def _cold_file(attempt: ColdAttempt, written: WrittenFile) -> ColdFile:
 
 
 async def _copy_segment(
-    services: Services, password: bytes, segment: SegmentMetadata, writer: ColdFileWriter, upload: _Upload
+    services: Services, password: bytes, segment: SegmentMetadata, writer: ColdFileWriter, upload: _FileUpload
 ) -> None:
     # Without recovery: the ledger of a completed segment is closed, and copying must not fence a writer (I5).
     ledger = await services.ledgers.open(segment.ledger_id, password=password, recover=False)
@@ -126,12 +122,12 @@ async def _copy_segment(
         await ledger.close()
 
 
-async def _add(writer: ColdFileWriter, batch: Sequence[tuple[int, memoryview]], upload: _Upload) -> None:
+async def _add(writer: ColdFileWriter, batch: Sequence[tuple[int, memoryview]], upload: _FileUpload) -> None:
     await _in_thread(partial(writer.add, batch))
     await upload.send(writer.records)
 
 
-class _Upload:
+class _FileUpload:
     """The bytes of one file on their way to the store; the object is begun with the first user record."""
 
     def __init__(self, store: ObjectStore, url: str) -> None:
@@ -189,48 +185,34 @@ async def read_back(store: ObjectStore, run: CopiedRun) -> None:
     info = await store.head(file.url)
     if info.bytes != file.bytes:
         raise _difference_error(file.url, "bytes", info.bytes, file.bytes)
-    sha256 = await hash_object(store, file)
-    if sha256 != file.sha256:
-        raise _difference_error(file.url, "a SHA-256", sha256, file.sha256)
-    known = KnownParts()
-    try:
-        await _compare(ColdFileReader(store, file, known), written)
-    finally:
-        await known.close()
-
-
-async def hash_object(store: ObjectStore, file: ColdFile) -> str:
-    """Return the SHA-256 of an object's bytes, read a piece at a time. Raises the store's errors."""
-    digest = hashlib.sha256()
-    for offset in range(0, file.bytes, READ_BYTES):
-        (data,) = await store.read(file.url, [(offset, min(READ_BYTES, file.bytes - offset))])
-        await _in_thread(partial(digest.update, data))
-    return digest.hexdigest()
-
-
-async def _compare(reader: ColdFileReader, written: WrittenFile) -> None:
-    footer = await reader.footer()
-    url = reader.file.url
-    if tuple(one.cold for one in footer.segments) != written.segments:
-        raise DamagedColdFileError("its footer names other segments than were written", url=url)
-    digest = RecordDigest()
-    records = 0
-    first: DLSN | None = None
-    last: DLSN | None = None
-    async with aclosing(reader.all_records(range(len(footer.row_groups)))) as groups:
-        async for index, found in groups:
-            await _in_thread(partial(digest.update, found))
-            records += len(found)
-            group = footer.row_groups[index]
-            first, last = first or group.first, group.last
+    whole = await read_whole(store, file)
+    groups = whole.footer.row_groups
     for what, there, wanted in (
-        ("records", records, written.records),
-        ("a digest of its records", digest.hexdigest(), written.digest),
-        ("a first record", first, written.first),
-        ("a last record", last, written.last),
+        ("a SHA-256", whole.sha256, written.sha256),
+        ("a digest of its records", whole.digest, written.digest),
+        ("records", whole.records, written.records),
+        ("rows", whole.rows, written.rows),
+        ("entries", whole.entries, written.entries),
+        ("segments", tuple(one.cold for one in whole.footer.segments), written.segments),
+        ("a first record", groups[0].first if groups else None, written.first),
+        ("a last record", groups[-1].last if groups else None, written.last),
     ):
         if there != wanted:
-            raise _difference_error(url, what, there, wanted)
+            raise _difference_error(file.url, what, there, wanted)
+
+
+async def read_whole(store: ObjectStore, file: ColdFile) -> WholeFile:
+    """Read a file of a known size whole, each byte once, as a reader would, and check all that it says of itself.
+    Raises DamagedColdFileError, and the store's errors."""
+    known = KnownParts()
+    try:
+        verifier = FileVerifier(await ColdFileReader(store, file, known).footer())
+    finally:
+        await known.close()
+    for part in verifier.parts:
+        (data,) = await store.read(file.url, [part])
+        await _in_thread(partial(verifier.take, data))
+    return await _in_thread(verifier.finish)
 
 
 def _difference_error(url: str, what: str, there: object, wanted: object) -> DamagedColdFileError:

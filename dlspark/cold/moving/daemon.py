@@ -5,7 +5,7 @@ pass (`LogMover`). Several processes may do this for one namespace: each pass ta
 process that finds it taken comes back later. Settings are those of each log as they are at that moment, dynamic ones
 included; logs come and go while the daemon runs.
 
-Beside that it sweeps and audits each log from time to time.
+Beside that it brings lake tables forward when something has moved, and sweeps and audits each log from time to time.
 
 Fault model: a failed pass is told, and tried again after a pause that grows. It ends at once, at any line, when it is
 cancelled: what it has begun is taken up by the next pass of any worker. A broken invariant of ours ends it for good:
@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Final
 
+from dlspark.cold.lake.syncing import sync_tables
 from dlspark.cold.moving.auditing import ColdFinding, audit_log
 from dlspark.cold.moving.log_mover import LogMover, MoverPass
 from dlspark.cold.moving.stores import MoverStores
@@ -46,6 +47,8 @@ LOGS_S: Final = 30.0
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 AUDIT_S: Final = 3600.0
+TABLES_S: Final = 30.0
+"""Seconds between two looks at the lake tables."""
 SWEEP_S: Final = 6 * 3600.0
 STOP_TIMEOUT_S: Final = 5.0
 
@@ -81,6 +84,7 @@ class MoverDaemon:
         self._lags: dict[str, int] = {}
         self._findings: dict[str, int] = {}
         self._broken: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()
         measures = self._services.meter.root
         measures.cold_lag.follow(self, lambda daemon: max(daemon._lags.values(), default=0))
         measures.cold_findings.follow(self, lambda daemon: sum(daemon._findings.values()))
@@ -91,6 +95,7 @@ class MoverDaemon:
         self._broken = loop.create_future()
         own = [
             loop.create_task(self._follow_logs()),
+            loop.create_task(self._follow_units()),
             loop.create_task(self._from_time_to_time(AUDIT_S, self.audit)),
             loop.create_task(self._from_time_to_time(SWEEP_S, self.sweep)),
         ]
@@ -197,6 +202,8 @@ class MoverDaemon:
             done = await mover.run()
         if done.busy is None:
             self._lags[mover.name] = done.lag_ms
+        if done.moved or done.cold_deleted or done.replaced_deleted:
+            self._news.set()
         if done.problems:
             return -1.0
         if done.busy is not None:
@@ -225,7 +232,31 @@ class MoverDaemon:
         if self._services.store.state is SessionState.CLOSED:
             raise error
 
+    # ------------------------------------------------------------------ lake tables
+
+    async def _follow_units(self) -> None:
+        """Bring the namespace's lake tables forward when something has moved, and now and then in any case."""
+        while True:
+            self._news.clear()
+            try:
+                await self.sync_tables()
+            except InvariantViolation:
+                raise
+            except DistributedLogError as error:
+                self._raise_if_closed(error)
+                _log.warning("the lake tables cannot be read; again later: %s", error)
+            await _wait(TABLES_S * self._rng.uniform(0.8, 1.2), self._news)
+
     # ------------------------------------------------------------------ from time to time
+
+    async def sync_tables(self) -> None:
+        """Bring the namespace's lake tables level with what is cold, where some are declared."""
+        for report in await sync_tables(self._services.logs):
+            if report.error is not None:
+                self._services.meter.root.cold_failures.inc()
+                _log.warning("lake table %s is not level: %s", report.table, report.error)
+            for finding in report.findings:
+                _log.warning("lake table %s: %s", report.table, finding)
 
     async def _from_time_to_time(self, period_s: float, work: Callable[[], Awaitable[object]]) -> None:
         # The first time soon, but not at once, and not with all other processes.

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from dlspark.cold.lake.syncing import release_unit
 from dlspark.cold.moving.machine import Phase
 from dlspark.cold.moving.pictures import LogLook, LogPictures
 from dlspark.cold.moving.planning import candidates, plan_cold_deletion, plan_hot_deletion, plan_unit
@@ -259,6 +260,8 @@ class LogMover:
         if due_ms > self._old_ms:
             done.due(due_ms + self._ahead_ms)
             return
+        # Before the objects: a lake table must not name a file that is not there.
+        await release_unit(self._services.logs, self.name, unit.value)
         for file in unit.value.replaced:
             if not file.borrowed:
                 await self._stores.of(file).delete(file.url)

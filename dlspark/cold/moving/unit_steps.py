@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
+from dlspark.cold.lake.syncing import release_unit
 from dlspark.cold.moving.copying import CopiedRun, copy_segments, read_back
 from dlspark.cold.moving.machine import Effect, Event, Phase, UnitMachine
 from dlspark.cold.moving.stores import MoverStores
@@ -57,7 +58,13 @@ class UnitSteps:
     """
 
     def __init__(
-        self, services: Services, settings: Settings, cold: ColdStore, stores: MoverStores, log: str, worker: str
+        self,
+        services: Services,
+        settings: Settings,
+        cold: ColdStore,
+        stores: MoverStores,
+        log: str,
+        worker: str,
     ) -> None:
         self._services = services
         self._settings = settings
@@ -263,6 +270,8 @@ class UnitSteps:
 
     async def _delete_object(self) -> None:
         unit = self._known_unit.value
+        # Before the objects: a lake table must not name a file that is not there.
+        await release_unit(self._services.logs, self._log, unit)
         for file in (*([unit.file] if unit.file is not None else []), *unit.replaced):
             # A borrowed one is another log's: only the mark goes.
             if not file.borrowed:

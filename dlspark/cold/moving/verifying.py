@@ -6,21 +6,17 @@ replaced whole, shows only against its mark.
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import aclosing
 from dataclasses import dataclass
 
-from dlspark.cold.moving.copying import hash_object
-from dlspark.core.cold.files.digests import RecordDigest
-from dlspark.core.cold.files.footer import Footer
-from dlspark.core.cold.reading.file_reader import ColdFileReader, KnownParts
+from dlspark.cold.moving.copying import read_whole
+from dlspark.core.cold.files.verifying import WholeFile
 from dlspark.objects.store import ObjectStore
 from metadata.distributedlog.cold_places import ColdFile
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
 
 
 @dataclass(frozen=True, slots=True)
-class VerifiedFile:
+class FileReport:
     """What is in a file, and is it right?
 
     Args:
@@ -42,54 +38,37 @@ class VerifiedFile:
     wrong: str | None = None
 
 
-async def verify_file(store: ObjectStore, url: str, expected: ColdFile | None = None) -> VerifiedFile:
+async def verify_object(store: ObjectStore, url: str, expected: ColdFile | None = None) -> FileReport:
     """Read a whole file; compare it with what a mark says of it, where that is given. What is wrong is in the result;
     raises CallerError only."""
-    known = KnownParts()
     try:
         info = await store.head(url)
-        file = ColdFile(url, info.bytes, "", "", 0, 0)
-        sha256 = await hash_object(store, file)
-        reader = ColdFileReader(store, file, known)
-        footer = await reader.footer()
-        digest, records = RecordDigest(), 0
-        async with aclosing(reader.all_records(range(len(footer.row_groups)))) as groups:
-            async for _, found in groups:
-                await asyncio.get_running_loop().run_in_executor(None, digest.update, found)
-                records += len(found)
-        rows = sum(group.rows for group in footer.row_groups)
-        wrong = _difference(footer, digest.hexdigest(), rows, info.bytes, sha256, expected)
-        return VerifiedFile(
-            url,
-            info.bytes,
-            sha256,
-            footer.identity.log,
-            footer.segments[0].lssn if footer.segments else 0,
-            footer.segments[-1].lssn if footer.segments else 0,
-            records,
-            rows,
-            wrong,
-        )
+        whole = await read_whole(store, ColdFile(url, info.bytes, "", "", 0, 0))
     except (CallerError, InvariantViolation):
         raise
     except DistributedLogError as error:
-        return VerifiedFile(url, wrong=str(error))
-    finally:
-        await known.close()
+        return FileReport(url, wrong=str(error))
+    segments = whole.footer.segments
+    return FileReport(
+        url,
+        whole.bytes,
+        whole.sha256,
+        whole.footer.identity.log,
+        segments[0].lssn if segments else 0,
+        segments[-1].lssn if segments else 0,
+        whole.records,
+        whole.rows,
+        None if expected is None else _difference(whole, expected),
+    )
 
 
-def _difference(
-    footer: Footer, digest: str, rows: int, size: int, sha256: str, expected: ColdFile | None
-) -> str | None:
-    if digest != footer.digest:
-        return f"its records have the digest {digest}, and its footer says {footer.digest}"
-    if expected is None:
-        return None
+def _difference(whole: WholeFile, expected: ColdFile) -> str | None:
     for what, there, wanted in (
-        ("bytes", size, expected.bytes),
-        ("the SHA-256", sha256, expected.sha256),
-        ("the digest of records", digest, expected.digest),
-        ("rows", rows, expected.rows),
+        ("bytes", whole.bytes, expected.bytes),
+        ("the SHA-256", whole.sha256, expected.sha256),
+        ("the digest of records", whole.digest, expected.digest),
+        ("rows", whole.rows, expected.rows),
+        ("entries", whole.entries, expected.entries),
     ):
         if there != wanted:
             return f"it has {what} {there}, and the log's mark says {wanted}"

@@ -39,14 +39,14 @@ def flat(column) -> list:
 
 
 async def synced(namespace, table):
-    return await TableSync.over(namespace, pause_s=0).sync(table)
+    return await TableSync.over(namespace.logs_store, pause_s=0).sync(table)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_table_has_what_is_cold_and_gets_what_becomes_cold(namespace, mover, declared, kind):
     await written(namespace, "flights", SEGMENTS)
     await mover.move("flights", 1, 2)
-    sync = TableSync.over(namespace, pause_s=0)
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
     table = await sync.create(declared(kind, "flights"))
     report = await sync.sync(table)
     assert (report.rows, report.files, report.added, report.findings) == (21, 1, 1, [])
@@ -65,7 +65,7 @@ async def test_a_file_waits_for_those_before_it(namespace, mover, declared, kind
     """Segments of one log go into the table in order, so that its watermark is one number."""
     await written(namespace, "flights", SEGMENTS)
     await mover.copy("flights", 3, 3)
-    sync = TableSync.over(namespace, pause_s=0)
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
     table = await sync.create(declared(kind, "flights"))
     assert (await sync.sync(table)).files == 0
     await mover.copy("flights", 1, 2)
@@ -76,7 +76,7 @@ async def test_a_file_waits_for_those_before_it(namespace, mover, declared, kind
 async def test_a_file_leaves_the_table_before_it_is_deleted(namespace, mover, declared, kind):
     await written(namespace, "flights", SEGMENTS)
     first, second = await mover.move("flights", 1, 1), await mover.move("flights", 2, 2)
-    sync = TableSync.over(namespace, pause_s=0)
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
     table = await sync.create(declared(kind, "flights"))
     await sync.sync(table)
     leaving = await mover.cold.begin_cold_delete("flights", first)
@@ -100,7 +100,7 @@ async def test_a_replaced_file_is_exchanged_in_one_commit(namespace, mover, decl
     await written(namespace, "flights", SEGMENTS)
     unit = await mover.move("flights", 1, 1)
     await mover.move("flights", 2, 2)
-    sync = TableSync.over(namespace, pause_s=0)
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
     table = await sync.create(declared(kind, "flights"))
     await sync.sync(table)
     now = await mover.replace("flights", unit)
@@ -117,7 +117,7 @@ async def test_a_group_of_logs_is_one_table_partitioned_by_log(namespace, mover,
     for name in ("east", "west/north"):
         await written(namespace, name, SEGMENTS[:3])
         await mover.move(name, 1, 2)
-    sync = TableSync.over(namespace, pause_s=0)
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
     table = await sync.create(declared(kind, "east", "west/north", name="all_logs"))
     report = await sync.sync(table)
     assert (report.rows, report.files, report.commits) == (42, 2, 1)
@@ -156,7 +156,7 @@ async def test_a_declared_schema_evolves_in_one_iceberg_table(namespace, mover, 
     await mover.move(
         "flights", 1, 1, Declaration.decode((await SchemaStore(namespace.logs_store).get("flights")).data, "")
     )
-    sync = TableSync.over(namespace, pause_s=0)
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
     table = await sync.create(declared("iceberg", "flights"))
     await sync.sync(table)
     nested = Struct((Field(1, "x", DOUBLE), Field(2, "tags", ListOf(Field(3, "element", STRING)))))
@@ -187,7 +187,7 @@ async def test_a_delta_table_follows_new_columns_and_says_what_it_cannot_follow(
     rows = [lines({"id": number, "small": number, "name": str(number), "note": "n"}) for number in range(1, 5)]
     await written(namespace, "flights", rows)
     await mover.move("flights", 1, 1, Declaration.of(RecordFormat.JSON, FIRST))
-    sync = TableSync.over(namespace, pause_s=0)
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
     table = await sync.create(declared("delta", "flights"))
     await sync.sync(table)
     new = await declare(namespace, "flights", [AddColumn(("note",), STRING)])
@@ -199,7 +199,7 @@ async def test_a_delta_table_follows_new_columns_and_says_what_it_cannot_follow(
     await mover.move("flights", 3, 3, new)
     with pytest.raises(CallerError, match="column name is called title"):
         await sync.sync(table)
-    (report,) = await sync_tables(namespace)
+    (report,) = await sync_tables(namespace.logs_store)
     assert isinstance(report.error, CallerError)
     assert len(rows_of(table)) == 2
 
@@ -209,14 +209,14 @@ async def test_logs_with_other_columns_do_not_share_a_table(namespace, mover, de
     other = Schema(0, (Field(1, "id", LONG, True), Field(2, "small", STRING)))
     await namespace.create_log("west", declaration=Declaration.of(RecordFormat.JSON, other))
     with pytest.raises(CallerError, match="different columns in version 0: small"):
-        await TableSync.over(namespace).create(declared("iceberg", "east", "west"))
+        await TableSync.over(namespace.logs_store).create(declared("iceberg", "east", "west"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_table_that_was_changed_from_outside_is_reported_and_followed(namespace, mover, declared, kind):
     await written(namespace, "flights", SEGMENTS)
     await mover.move("flights", 1, 2)
-    sync = TableSync.over(namespace, pause_s=0)
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
     table = await sync.create(declared(kind, "flights"))
     await sync.sync(table)
     target = open_table(table)
@@ -242,7 +242,7 @@ async def test_a_table_that_was_changed_from_outside_is_reported_and_followed(na
 
 async def test_snapshots_may_be_expired_from_outside(namespace, mover, declared):
     await written(namespace, "flights", SEGMENTS)
-    sync = TableSync.over(namespace, pause_s=0)
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
     table = await sync.create(declared("iceberg", "flights"))
     for lssn in (1, 2, 3):
         await mover.copy("flights", lssn, lssn)
@@ -262,7 +262,7 @@ async def test_snapshots_may_be_expired_from_outside(namespace, mover, declared)
 async def test_the_state_in_the_table_is_needed_and_its_identity_too(namespace, mover, declared):
     await written(namespace, "flights", SEGMENTS)
     await mover.copy("flights", 1, 1)
-    sync = TableSync.over(namespace, pause_s=0)
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
     table = await sync.create(declared("iceberg", "flights"))
     await sync.sync(table)
     target = open_table(table)
@@ -279,7 +279,7 @@ async def test_the_state_in_the_table_is_needed_and_its_identity_too(namespace, 
 
 async def test_every_snapshot_has_whole_units_and_its_watermark(namespace, mover, declared):
     await written(namespace, "flights", SEGMENTS)
-    sync = TableSync.over(namespace, pause_s=0)
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
     table = await sync.create(declared("iceberg", "flights"))
     expected = []
     for lssn in (1, 2, 3, 4):
@@ -302,7 +302,7 @@ async def test_duckdb_reads_the_tables_files_and_gives_the_figures(namespace, mo
     await written(namespace, "flights", rows)
     await mover.move("flights", 1, 1, declaration)
     await mover.move("flights", 2, 2, declaration)
-    sync = TableSync.over(namespace, pause_s=0)
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
     table = await sync.create(declared("iceberg", "flights"))
     await sync.sync(table)
     target = open_table(table)
@@ -323,7 +323,7 @@ async def test_a_missing_library_is_named_with_its_extra(declared, monkeypatch):
 async def test_release_keeps_files_while_a_table_cannot_be_asked(namespace, mover, declared):
     await written(namespace, "flights", SEGMENTS)
     unit = await mover.move("flights", 1, 1)
-    sync = TableSync.over(namespace, pause_s=0)
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
     table = await sync.create(declared("iceberg", "flights"))
     await sync.sync(table)
     leaving = await mover.cold.begin_cold_delete("flights", unit)

@@ -28,8 +28,9 @@ from dlspark.cold.lake.delta import DeltaLakeTable
 from dlspark.cold.lake.planning import LogUnits, TableChanges
 from dlspark.cold.lake.targets import FileFigures, TableMovedError, TableUnclearError
 from dlspark.core.cold.files.columns import file_schema
+from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_tables import ColdTable
-from metadata.distributedlog.cold_units import ColdFile, ColdSegment, ColdUnit, UnitState
+from metadata.distributedlog.cold_units import ColdSegment, ColdUnit
 from metadata.distributedlog.segments import SegmentMetadata
 
 

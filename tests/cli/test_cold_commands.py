@@ -1,0 +1,97 @@
+"""Cold storage from the command line, against a sandbox of processes with a mover."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dlspark.cli.main import app
+from dlspark.core.sync.namespace import Namespace
+from dlspark.sandbox.sandbox import Sandbox
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def cold_sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    home = tmp_path_factory.mktemp("cold")
+    with Sandbox(home / "sandbox", nodes=1, cold=home / "files") as running:
+        running.mover.kill()  # so that what is tested is done by the commands
+        yield running
+
+
+def _run(sandbox: Sandbox, *arguments: str, status: int = 0) -> Any:
+    given = ("cold", *arguments, "--conf", str(sandbox.mover.conf), "--output", "json")
+    done = CliRunner().invoke(app, given, env={"DLSPARK_URI": sandbox.uri})
+    assert done.exit_code == status, (arguments, done.output, done.exception)
+    return json.loads(done.stdout)
+
+
+def _write(sandbox: Sandbox, name: str, segments: int, first: int = 0) -> None:
+    with Namespace.open(sandbox.uri, sandbox.settings) as namespace, namespace.open_log(name) as log:
+        for segment in range(first, first + segments):
+            with log.open_writer() as writer:
+                for number in range(10):
+                    writer.write(segment * 10 + number, f"{segment}/{number}".encode())
+
+
+def _read(sandbox: Sandbox, name: str, count: int) -> list[bytes]:
+    with Namespace.open(sandbox.uri) as namespace, namespace.open_log(name) as log, log.open_reader() as reader:
+        return [bytes(reader.read_next().payload) for _ in range(count)]
+
+
+def test_a_log_is_moved_shown_verified_audited_and_read_on(cold_sandbox):
+    _write(cold_sandbox, "flights", 3)
+    before = _read(cold_sandbox, "flights", 30)
+    done = _run(cold_sandbox, "move", "flights", "--all")
+    assert [(one["first"], one["last"], one["rows"]) for one in done["moved"]] == [(1, 3, 30)]
+    _write(cold_sandbox, "flights", 1, first=3)
+    done = _run(cold_sandbox, "move", "flights", "--all", "--set", "coldHotRetentionSeconds=0")
+    assert [(one["first"], one["last"]) for one in done["hot_deleted"]] == [(1, 3)]
+    (shown,) = _run(cold_sandbox, "status", "flights")["logs"]
+    assert (shown["cold_segments"], shown["both_segments"], shown["hot_segments"], shown["files"]) == (3, 1, 0, 2)
+    assert _read(cold_sandbox, "flights", 30) == before
+    files = _run(cold_sandbox, "verify", "flights")["files"]
+    assert [(one["records"], one["wrong"]) for one in files] == [(30, None), (10, None)]
+    assert _run(cold_sandbox, "audit")["findings"] == []
+
+
+def test_a_file_that_is_damaged_or_gone_is_attention(cold_sandbox):
+    _write(cold_sandbox, "damaged", 2)
+    (moved,) = _run(cold_sandbox, "move", "damaged", "--all")["moved"]
+    path = Path(moved["url"].removeprefix("file://"))
+    data = path.read_bytes()
+    (alone,) = _run(cold_sandbox, "verify", str(path))["files"]
+    assert (alone["log"], alone["records"], alone["wrong"]) == ("damaged", 20, None)
+    path.chmod(0o600)
+    path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    (found,) = _run(cold_sandbox, "verify", "damaged", status=3)["files"]
+    assert "damaged" in found["wrong"]
+    path.unlink()
+    (finding,) = _run(cold_sandbox, "audit", "damaged", status=3)["findings"]
+    assert (finding["kind"], finding["only_copy"]) == ("missing", False)
+    path.write_bytes(data)
+    assert _run(cold_sandbox, "audit", "damaged")["findings"] == []
+
+
+def test_what_nothing_names_is_swept_only_when_it_is_old_and_asked_for(cold_sandbox):
+    _write(cold_sandbox, "swept", 1)
+    (moved,) = _run(cold_sandbox, "move", "swept", "--all")["moved"]
+    stray = Path(moved["url"].removeprefix("file://")).with_name("000-001-stray.parquet")
+    stray.write_bytes(b"x")
+    assert _run(cold_sandbox, "sweep", "swept", "--yes")["objects"] == []
+    assert stray.exists(), "it may be in the making"
+    done = CliRunner().invoke(app, ("cold", "sweep", "swept"), env={"DLSPARK_URI": cold_sandbox.uri})
+    assert done.exit_code == 1
+    assert "--yes" in done.stderr
+
+
+def test_a_log_without_cold_storage_is_told_how_to_get_it(cold_sandbox):
+    done = CliRunner().invoke(app, ("cold", "move", "flights"), env={"DLSPARK_URI": cold_sandbox.uri})
+    assert done.exit_code == 1
+    assert "coldStoragePath" in done.stderr
