@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from dataclasses import asdict
@@ -48,6 +47,8 @@ async def run(
 ) -> None:
     """Move the logs of the namespace that have coldStoragePath, until SIGTERM or Ctrl-C, which end it at once: what it
     has begun is taken up by the next one. Any number of processes may run."""
+    import asyncio
+
     from dlspark.cold.moving.daemon import MoverDaemon
     from metadata.foundation.tasks import end_tasks
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import uuid
 from pathlib import Path
@@ -97,6 +96,8 @@ async def sync(
 
     Ends with status 3 where a table was changed from outside: it is followed all the same, and nothing is undone.
     """
+    from asyncio import sleep
+
     from dlspark.cold.lake.syncing import TableReport, TableSync
 
     async with at.open() as namespace:
@@ -115,7 +116,7 @@ async def sync(
             for report in reports:
                 at.line(_report(report), "\n".join(_lines(report)))
             check_output()
-            await asyncio.sleep(every)
+            await sleep(every)
     at.result({"tables": [_report(one) for one in reports]}, [line for one in reports for line in _lines(one)])
     exit_with(
         failed=[one.table for one in reports if one.error is not None],

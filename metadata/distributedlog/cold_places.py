@@ -1,5 +1,5 @@
-"""`ColdPlace`: where a segment's copy in a file is. Below `segments`, whose values carry it; what a whole unit says is in
-`cold_units`.
+"""`ColdPlace`: where a segment's copy in a file is. Below `segments`, whose values carry it; what a whole unit says is
+in `cold_units`.
 """
 
 from __future__ import annotations

@@ -363,7 +363,7 @@ class SegmentLister:
         async def ask() -> tuple[list[str], Stat, ColdNames | None]:
             if beside is None:
                 return *(await self._store.children(path, watch)), None
-            # Sent in this order, and repeated together (I21): a session's requests are answered in the order they are sent.
+            # In this order, and repeated together (I21): a session's requests are answered in the order they are sent.
             (names, stat), cold = await asyncio.gather(self._store.children(path, watch), beside())
             return names, stat, cold
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import Any
 
 from dlspark.cold.moving.log_mover import LogMover, MoverPass
 from dlspark.cold.moving.stores import MoverStores
@@ -62,9 +63,14 @@ class MovingWorld:
         """Return a store of the bucket, in parts of a size that makes uploads of most files."""
         return MemoryObjectStore(self.bucket, root_of(address).url, part_bytes=1 << 10, policy=AT_ONCE)
 
-    async def namespace(self, **settings: object) -> AsyncNamespace:
+    async def namespace(self, **settings: Any) -> AsyncNamespace:
         """Return a client with cold storage on, whose readers find the bucket."""
-        given = {"cold_path": ROOT, "cold_freshness_s": 0, "cold_max_delay_s": 10, "output_buffer_bytes": 0}
+        given: dict[str, Any] = {
+            "cold_path": ROOT,
+            "cold_freshness_s": 0,
+            "cold_max_delay_s": 10,
+            "output_buffer_bytes": 0,
+        }
         namespace = await self.cluster.namespace(**{**given, **settings})
         namespace.services.shared.cold = ColdFiles(self.open_store).hold()
         return namespace

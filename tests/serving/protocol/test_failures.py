@@ -77,6 +77,9 @@ NO_PROXYS = (
 """Where errors are that no proxy meets."""
 INTERNAL = {
     "AllocatorLostError",
+    "ColdKeptError",
+    "ColdMovedError",
+    "ColdTakenError",
     "DeposedAfterwardsError",
     "DeposedInDoubtError",
     "NoAllocatorError",
