@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 import pytest
 from helpers.cold.places import ObjectPlace, get, names, open_uploads, put
 from helpers.paths import ROOT
+from helpers.waiting import until
 
 from dlspark.objects import memory, s3
 from dlspark.objects.errors import (
@@ -130,10 +131,10 @@ async def main():
     part = bytes(int(sys.argv[3]))
     for _ in range(3):
         await writer.write(part)
-    async for upload in store.uploads(sys.argv[1] + "/"):
-        print("begun", flush=True)
-    while True:
-        await asyncio.sleep(1)
+    while not [one async for one in store.uploads(sys.argv[1] + "/")]:
+        await asyncio.sleep(0.01)
+    print("begun", flush=True)
+    await asyncio.sleep(600)
 asyncio.run(main())
 """
 
@@ -167,6 +168,8 @@ async def test_an_upload_that_is_aborted_under_its_writer_makes_no_object(
     writer = await store.create(url)
     for _ in range(2):
         await writer.write(random_bytes(place.part_bytes))
+    # HDFS's data node makes the file soon after it was asked to.
+    await until(lambda: open_uploads(store), "the upload is listed")
     (upload,) = [one async for one in store.uploads(f"{store.root}/")]
     await store.abort_upload(upload)
     with pytest.raises(ObjectStoreError):

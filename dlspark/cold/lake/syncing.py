@@ -30,7 +30,7 @@ from dlspark.cold.lake.targets import (
     TableUnreachableError,
 )
 from metadata.distributedlog.cold_places import UnitState
-from metadata.distributedlog.cold_tables import ColdTable, ColdTableStore
+from metadata.distributedlog.cold_tables import ColdTable, ColdTableStore, check_table
 from metadata.distributedlog.cold_units import ColdUnit
 from metadata.distributedlog.logs import LogStore
 from metadata.foundation.errors import DistributedLogError, NotAppliedError
@@ -101,6 +101,7 @@ class TableSync:
 
     async def create(self, table: ColdTable) -> ColdTable:
         """Declare a table, and make it. After any error it may be called again, and finishes what was begun."""
+        check_table(table)
         columns = await self._logs.columns(table)
         check_names(columns, table.kind)
         await asyncio.to_thread(self._opener, table)  # before it is declared: a missing extra, or a bad address

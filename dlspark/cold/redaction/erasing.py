@@ -328,14 +328,14 @@ class LogErasure:
         if cold is None:
             raise ColdMovedError("the log was deleted meanwhile; its file was not replaced", log=self._log)
         about = cold.value
-        new, url = self._place(stores, about, unit.value, file, attempt)
+        new, url, options = self._place(stores, about, unit.value, file, attempt)
         identity = FileIdentity(about.namespace_id, about.log_id, self._log, attempt)
         rewritten = await rewrite_file(store, footer, new, url, identity, selection)
         fault_points.reach("cold.rewritten")
         if not rewritten.erased:
             raise DamagedColdFileError("what was to be erased from it was not found again", url=file.url)
         await self._check_declaration(plan)
-        if await self._swap(unit, file, rewritten, attempt, new):
+        if await self._swap(unit, file, rewritten, attempt, new, options):
             done = ErasedUnit(unit.value.first, unit.value.last, file.url, url, rewritten.erased)
             report.units.append(done)
             told(done)
@@ -351,13 +351,15 @@ class LogErasure:
 
     def _place(
         self, stores: _Stores, about: ColdLog, unit: ColdUnit, file: ColdFile, attempt: str
-    ) -> tuple[ObjectStore, str]:
-        """Return where the new file is to go: beside the other one, where the sweep of this log looks."""
+    ) -> tuple[ObjectStore, str, Mapping[str, str]]:
+        """Return where the new file is to go, and what its readers need: beside the other one, where the sweep of this
+        log looks."""
         settings = self._settings
         name = object_name(about, unit.first, unit.last, attempt)
         if settings.cold_root and (file.borrowed or file.url.startswith(f"{settings.cold_root}/")):
             # With what the settings say of encryption; a reader needs none of that.
-            return stores.at(settings.cold_root, settings.cold_write_options), f"{settings.cold_root}/{name}"
+            store = stores.at(settings.cold_root, settings.cold_write_options)
+            return store, f"{settings.cold_root}/{name}", settings.cold_options
         if file.borrowed:
             raise CallerError(
                 f"{file.url} is another log's file, and it is not said where this one's files go; nothing more was "
@@ -366,16 +368,19 @@ class LogErasure:
                 advice="Set coldStoragePath for the log",
             )
         root = file.url.rpartition("/")[0]
-        return stores.of(file), f"{root}/{name.rpartition('/')[2]}"
+        return stores.of(file), f"{root}/{name.rpartition('/')[2]}", file.options
 
     async def _swap(
-        self, unit: Versioned[ColdUnit], file: ColdFile, rewritten: RewrittenFile, attempt: str, store: ObjectStore
+        self,
+        unit: Versioned[ColdUnit],
+        file: ColdFile,
+        rewritten: RewrittenFile,
+        attempt: str,
+        store: ObjectStore,
+        options: Mapping[str, str],
     ) -> bool:
         """Put the new file in the other's place; False where the unit has gone meanwhile."""
         written = rewritten.written
-        options = file.options
-        if not rewritten.url.startswith(root_of(file.url).url):
-            options = self._settings.cold_options
         after = ColdFile(
             url=rewritten.url,
             bytes=written.bytes,

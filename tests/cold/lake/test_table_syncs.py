@@ -314,6 +314,23 @@ async def test_duckdb_reads_the_tables_files_and_gives_the_figures(namespace, mo
     assert found == (100, 2 * sum(range(50)), 2)
 
 
+async def test_duckdb_reads_a_group_of_logs_by_its_partitions(namespace, mover, declared):
+    for name in ("east", "west/north"):
+        await written(namespace, name, SEGMENTS[:3])
+        await mover.move(name, 1, 2)
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
+    table = await sync.create(declared("iceberg", "east", "west/north", name="all_logs"))
+    await sync.sync(table)
+    target = open_table(table)
+    target.load()
+    with connected() as database:
+        place = f"iceberg_scan('{target._table.metadata_location}')"
+        found = database.execute(f"SELECT _log.log, count(*) FROM {place} GROUP BY ALL ORDER BY ALL").fetchall()
+        assert found == [("east", 21), ("west/north", 21)]
+        some = database.execute(f"SELECT count(*) FROM {place} WHERE _log.log = 'east' AND _log.segment = 2").fetchone()
+    assert some == (11,)
+
+
 async def test_a_missing_library_is_named_with_its_extra(declared, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "deltalake", None)
     with pytest.raises(CallerError, match=r"pip install 'dlspark\[delta\]'"):

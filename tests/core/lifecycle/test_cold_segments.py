@@ -16,6 +16,7 @@ from helpers.waiting import until
 
 from dlspark.core.administration.finding_kinds import FindingKind
 from dlspark.core.administration.inspection import inspect_log
+from dlspark.core.administration.references import Use, find_references
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.display.status import segment_state
 from dlspark.core.lifecycle.deletion import HOUR_MS
@@ -451,3 +452,18 @@ async def test_an_inspection_finds_what_is_wrong_with_units_and_nothing_else(nam
     assert gap.kind is FindingKind.GAP
     await services.store.put(f"{paths.cold_units}/{unit_name(1, 2)}", b"?", ANY_VERSION)
     assert [one.kind for one in (await inspect_log(services, "log")).findings] == [FindingKind.UNREADABLE]
+
+
+async def test_the_ledgers_of_segments_in_files_are_noted_until_they_are_gone_and_no_other_is_missed(namespace):
+    await written(namespace, "log", SEGMENTS)
+    services = namespace.services
+    cold = ColdStore(services.logs)
+    before = await ledgers(namespace)
+    await cold.delete_hot("log", await copied(cold, "log", 1, 2), now_ms=3)
+    found = await find_references(services.store)
+    assert sorted(found.by_ledger) == sorted(before)
+    assert found.unreadable == []
+    assert [found.by_ledger[one][0].use for one in before] == [Use.NOTED, Use.NOTED, Use.SEGMENT, Use.SEGMENT]
+    await sweep(services, "log")
+    assert await ledgers(namespace) == before[2:]
+    assert sorted((await find_references(services.store)).by_ledger) == sorted(before[2:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +32,7 @@ async def moved(
     declaration: Declaration | None = None,
     row_group_bytes: int = 4 << 20,
     keep_hot: bool = False,
+    options: Mapping[str, str] | None = None,
 ) -> list[ColdUnit]:
     """Move runs of a log's segments, first and last of each, into files below `root`, oldest first; the units."""
     store, paths = namespace.store, namespace.logs_store.paths(name)
@@ -40,7 +41,7 @@ async def moved(
     units = []
     for first, last in runs:
         segments = [hot[lssn] for lssn in range(first, last + 1)]
-        unit = await _filed(namespace, name, root, cold, segments, declaration, row_group_bytes)
+        unit = await _filed(namespace, name, root, cold, segments, declaration, row_group_bytes, options or {})
         if not keep_hot:
             unit = replace(unit, state=UnitState.HOT_DELETED, hot_deleted_ms=FINISHED_MS)
         gone = [] if keep_hot else [Delete(paths.segment(one)) for one in segments]
@@ -127,6 +128,7 @@ async def _filed(
     segments: Sequence[SegmentMetadata],
     declaration: Declaration | None,
     row_group_bytes: int,
+    options: Mapping[str, str],
 ) -> ColdUnit:
     attempt = uuid.uuid4().hex
     pieces: list[bytes] = []
@@ -145,7 +147,7 @@ async def _filed(
         parts = tuple(ColdSegment(one.metadata, 0, 0, one.bytes) for one in written.segments)
         return ColdUnit(UnitState.FINISHED, attempt, parts, None, FINISHED_MS)
     url = f"{root}/{object_name(cold, segments[0].lssn, segments[-1].lssn, attempt)}"
-    store = open_store(root)
+    store = open_store(root, options)
     await put(store, url, b"".join(bytes(piece) for piece in pieces))
     await store.close()
     file = ColdFile(
@@ -155,6 +157,7 @@ async def _filed(
         written.digest,
         written.rows,
         written.entries,
+        options=dict(options),
         schema_version=written.schema_version,
     )
     return ColdUnit(UnitState.FINISHED, attempt, written.segments, file, FINISHED_MS)

@@ -68,7 +68,10 @@ NO_PROXYS = (
     "dlspark.cli",
     "dlspark.testing",
     "dlspark.serving",
+    "dlspark.cold",
     "storage_node.bookie",
+    "metadata.distributedlog.cold_rebuilds",
+    "metadata.distributedlog.cold_returns",
     "metadata.distributedlog.execution_notes",
 )
 """Where errors are that no proxy meets."""

@@ -58,7 +58,8 @@ from dlspark.tables.errors import RecordMisfitError
 from dlspark.tables.evolution import AddColumn, RenameColumn, WidenColumn
 from dlspark.tables.typed_rows import TypedRows
 from dlspark.tables.types import LONG, STRING
-from metadata.distributedlog.cold_units import ColdFile, ColdUnit
+from metadata.distributedlog.cold_places import ColdFile
+from metadata.distributedlog.cold_units import ColdUnit
 from metadata.foundation.errors import present
 
 LOG = "orders"
