@@ -52,6 +52,7 @@ def test_a_worker_that_is_used_again_shows_the_collector_next_to_nothing(daemon:
     lines = (
         "import gc, sys, types",
         f"sys.modules['__main__'].__spec__ = types.SimpleNamespace(name='{daemon}')",
+        "def worker(sock, authenticated): ...",
         "from dlspark.spark.worker_daemon import begin_use",
         "import numpy, pyarrow",
         "begin_use(); gc.collect(); first = len(gc.get_objects())",

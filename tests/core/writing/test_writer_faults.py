@@ -202,21 +202,21 @@ async def test_one_who_stood_still_while_reading_the_log_leaves_its_next_owner_a
     log = await one.open_log("overtaken")
     async with await log.open_writer() as writer:
         writer.write(1, b"one")
-    opened, listing, taken_over, found = one.logs_store.open, one.logs_store.listing, [], asyncio.Event()
+    opened, listing, taken_over, found = one.logs_store.open, one.logs_store.hot_listing, [], asyncio.Event()
 
     async def noted(name):
         state = await opened(name)
         found.set()
         return state
 
-    async def later(name, watch=None):
+    async def later(name):
         await found.wait()
         if not taken_over:
             taken_over.append(await _next_owner(memory_cluster, name, instead_of=one))
-        return await listing(name, watch)
+        return await listing(name)
 
     monkeypatch.setattr(one.logs_store, "open", noted)
-    monkeypatch.setattr(one.logs_store, "listing", later)
+    monkeypatch.setattr(one.logs_store, "hot_listing", later)
     with pytest.raises(WriterDeposedError):
         await log.open_writer()
     ((other, new, kept),) = taken_over
@@ -276,7 +276,7 @@ async def _begins_what_it_allocated(writer):
 
 
 @pytest.mark.parametrize("last_words", [_begins, _ends, _allocates, _begins_what_it_allocated])
-@pytest.mark.parametrize("moment", ["snapshot", "listing", "complete_segment"])
+@pytest.mark.parametrize("moment", ["snapshot", "hot_listing", "complete_segment"])
 @pytest.mark.parametrize("producers", [False, True])
 async def test_a_last_transaction_of_the_former_owner_does_not_keep_its_successor_from_opening_the_log(
     memory_cluster, monkeypatch, last_words, moment, producers
@@ -342,13 +342,13 @@ async def test_a_log_that_is_changed_again_and_again_is_given_up(memory_cluster,
     namespace = await memory_cluster.namespace()
     log = await namespace.open_log("restless")
     await namespace.create_log("restless")
-    listing = namespace.logs_store.listing
+    listing = namespace.logs_store.hot_listing
 
-    async def moved(name, watch=None):
+    async def moved(name):
         await _move(memory_cluster, name)
-        return await listing(name, watch)
+        return await listing(name)
 
-    monkeypatch.setattr(namespace.logs_store, "listing", moved)
+    monkeypatch.setattr(namespace.logs_store, "hot_listing", moved)
     with pytest.raises(WriterDeposedError):
         await log.open_writer()
     assert namespace.counters["recovery-begun-again"] == MAX_TAKE_OVERS - 1
@@ -362,15 +362,15 @@ async def test_a_log_that_changes_under_one_who_does_not_own_it_is_left_alone(me
     namespace = await memory_cluster.namespace(**settings)
     await namespace.create_log("taken")
     log = await namespace.open_log("taken")
-    listing = namespace.logs_store.listing
+    listing = namespace.logs_store.hot_listing
 
-    async def deposed(name, watch=None):
+    async def deposed(name):
         for member in (await memory_cluster.operator.children(f"/dl/{name}/<default>/lock"))[0]:
             await memory_cluster.operator.delete(f"/dl/{name}/<default>/lock/{member}")
         await _move(memory_cluster, name)
-        return await listing(name, watch)
+        return await listing(name)
 
-    monkeypatch.setattr(namespace.logs_store, "listing", deposed)
+    monkeypatch.setattr(namespace.logs_store, "hot_listing", deposed)
     with pytest.raises(WriterDeposedError):
         await log.open_writer()
     assert namespace.counters["recovery-begun-again"] == 0
@@ -586,7 +586,7 @@ async def test_a_start_of_unknown_outcome_keeps_its_ledger_where_a_successor_has
     async def of_the_successor(name):
         return changed
 
-    monkeypatch.setattr(namespace.logs_store, "segments", without_the_segment)
+    monkeypatch.setattr(namespace.logs_store, "hot_segments", without_the_segment)
     monkeypatch.setattr(namespace.logs_store, "open", of_the_successor)
     assert isinstance(await _outcome(writer.write(1, b"x")), WriterDeposedError)
     monkeypatch.undo()
@@ -606,7 +606,7 @@ async def test_a_start_of_unknown_outcome_keeps_its_ledger_where_the_list_cannot
     async def damaged(name):
         raise SegmentListError("one in the middle is missing", log=name)
 
-    monkeypatch.setattr(namespace.logs_store, "segments", damaged)
+    monkeypatch.setattr(namespace.logs_store, "hot_segments", damaged)
     assert isinstance(await _outcome(writer.write(1, b"x")), WriteError)
     monkeypatch.undo()
     assert struck

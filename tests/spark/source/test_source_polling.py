@@ -72,7 +72,7 @@ class ToldDriver:
     async def move_cursor(self, position: Offsets) -> None:
         self.calls.append(f"cursor at {position['flights']}")
 
-    async def plan(self, start: Offsets, end: Offsets) -> list[Partition]:
+    async def plan(self, start: Offsets, end: Offsets, *, reads: object = None) -> list[Partition]:
         self.calls.append(f"plan {start['flights']} to {end['flights']}")
         return []
 
