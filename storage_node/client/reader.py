@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from metadata.bookkeeper.bookies import UnknownBookieError
@@ -416,7 +416,7 @@ class ReplicaReader:
         *,
         window_bytes: int = WINDOW_BYTES,
         window_entries: int = WINDOW_ENTRIES,
-    ) -> AsyncIterator[Entry]:
+    ) -> AsyncGenerator[Entry, None]:
         """Yield verified entries first..last, in order. `last` must be committed: the planner knows, this side cannot.
 
         Raises CallerError for a range beyond a closed ledger's end; else what kept all replicas from answering.

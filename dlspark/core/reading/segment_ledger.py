@@ -31,17 +31,19 @@ from dlspark.errors import AlreadyTruncatedError, SegmentNotFoundError
 from dlspark.objects.errors import ObjectNotFoundError, StoreRefusedError
 from metadata.distributedlog.segment_listing import SegmentListing
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
-from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation, present
+from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation, NoNodeError, present
 from metadata.retry import repeat
 from storage_node.client.read_ahead import WINDOW_ENTRIES
 from storage_node.client.reader import LedgerLocation, LedgerReader
-from storage_node.errors import LedgerClosedError, UnauthorizedAccessError
+from storage_node.errors import LedgerClosedError, NoSuchLedgerError, UnauthorizedAccessError
 from storage_node.protocol.digests import Entry
 
 if TYPE_CHECKING:
     from dlspark.core.cold.reading.cold_files import ColdFiles
     from dlspark.core.cold.reading.cold_ledger import ColdLedger
 
+_GONE: Final = (NoNodeError, NoSuchLedgerError)
+"""What a reader hears of a ledger that was deleted; also of one whose end it has not seen, because it was cut off."""
 _NEVER_COLD: Final = (CallerError, InvariantViolation, LedgerClosedError, UnauthorizedAccessError)
 """What a file would not change: the caller's mistakes, and this reader's end."""
 
@@ -169,8 +171,8 @@ class SegmentLedger:
         async with self._moving:
             if failed is not None and failed is not self._now:
                 return  # Another reader of this segment has moved it on already.
-            if isinstance(failed, LedgerReader) and not failed.closed:
-                raise error  # It is still being written, or its end is not known: no file can have it.
+            if isinstance(failed, LedgerReader) and not failed.closed and not isinstance(error, _GONE):
+                raise error  # It is still being written, as far as is known: no file can have it.
             known = self.segment
             in_file = self._cold is not None or (failed is None and not is_hot(known))
             while True:
@@ -179,7 +181,7 @@ class SegmentLedger:
                 listed = await self._listed(error)
                 if in_file:
                     self._check_left(known, listed, next_entry, error)
-                if listed is None or _is_truncated(listed):
+                if listed is None or listed.in_progress or _is_truncated(listed):
                     raise error
                 try:
                     if in_file and is_hot(listed):
@@ -244,7 +246,9 @@ class SegmentLedger:
         # Without recovery: reading must not fence the log's writer (I5).
         password = self._settings.password
         hot = await self._services.ledgers.open(segment.ledger_id, password=password, recover=False)
-        self.segment, self._hot, self._cold = segment, hot, None
+        former, self.segment, self._hot, self._cold = self._hot, segment, hot, None
+        if former is not None:
+            await former.close()
 
     async def _open_cold(self, segment: SegmentMetadata) -> None:
         hold = self._services.shared.cold

@@ -27,6 +27,7 @@ from dlspark.core.codec.vector_decoding import timestamps
 from dlspark.core.cold.files.columns import LOG
 from dlspark.core.cold.files.footer import Footer
 from dlspark.core.cold.reading.cold_files import ColdFilesHold
+from dlspark.core.cold.reading.file_reader import ColdFileReader
 from dlspark.core.runtime import Runtime
 from dlspark.objects.errors import ObjectNotFoundError
 from dlspark.spark.errors import TruncatedDataLossError
@@ -89,6 +90,8 @@ class _GroupFetcher(Generic[Columns]):
         self._patience_s = partition.client_settings.outage_wait_ms / 1000
         self._columns_of = columns_of
         self._fetching: deque[tuple[int, asyncio.Task[FetchedGroup[Columns]]]] = deque()
+        self._reader: ColdFileReader | None = None
+        """The one of the file that was last asked for a row group."""
 
     async def take(self, runtime: Runtime) -> FetchedGroup[Columns] | None:
         """Return the next row group, None at the end, and have others on their way."""
@@ -112,7 +115,9 @@ class _GroupFetcher(Generic[Columns]):
     async def _fetch(self, hold: ColdFilesHold, span: SegmentSpan) -> FetchedGroup[Columns]:
         rows = cold_rows(span)
         file = present(present(span.cold, "a span has rows of a file and does not say of which").file, "it has a file")
-        reader = hold.files.reader(file, self._patience_s)
+        if self._reader is None or self._reader.file != file:
+            self._reader = hold.files.reader(file, self._patience_s)
+        reader = self._reader
         try:
             footer = await reader.footer()
             names, columns = self._columns_of(footer, span)

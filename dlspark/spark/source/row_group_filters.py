@@ -203,8 +203,8 @@ class RowGroupStatistics:
         """Return what is known of a field of `_log`."""
         log = self._footer.schema.field(LOG)
         stored = "transaction_id" if name == "timestamp" else name
-        if stored not in _OF_RECORDS:
-            return None
+        if stored not in _OF_RECORDS or (stored == "row" and not self._as_stored):
+            return None  # A record that is decoded anew may have other rows than when the file was written.
         found = self._stored((_id(log), _id(log.type.field(stored))))
         if found is None or name == stored:
             return found

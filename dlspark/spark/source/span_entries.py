@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from dlspark.core.cold.reading.locations import ColdLocation
@@ -67,9 +68,10 @@ class StoredEntries:
         first = span.first_entry
         if span.hot is not None:
             try:
-                async for entry in self._reader.entries(span.hot, first, span.last_entry):
-                    yield entry.entry_id, entry.payload
-                    first = entry.entry_id + 1
+                async with aclosing(self._reader.entries(span.hot, first, span.last_entry)) as entries:
+                    async for entry in entries:
+                        yield entry.entry_id, entry.payload
+                        first = entry.entry_id + 1
                 return
             except (CallerError, InvariantViolation):
                 raise
@@ -81,16 +83,18 @@ class StoredEntries:
                     raise
                 _log.info("log %s: segment %s goes on in its cold file: %s", span.log, span.lssn, error)
         if span.cold is not None:
-            async for entry_id, payload in self._cold_entries(span, span.cold, first):
-                yield entry_id, payload
+            async with aclosing(self._cold_entries(span, span.cold, first)) as rest:
+                async for entry_id, payload in rest:
+                    yield entry_id, payload
 
     async def _cold_entries(
         self, span: SegmentSpan, location: ColdLocation, first: int
     ) -> AsyncGenerator[tuple[int, memoryview], None]:
         try:
             ledger = await self._cold().files.open(location, self._patience_s)
-            async for entry in ledger.entries(first, span.last_entry):
-                yield entry.entry_id, entry.payload
+            async with aclosing(ledger.entries(first, span.last_entry)) as entries:
+                async for entry in entries:
+                    yield entry.entry_id, entry.payload
         except ObjectNotFoundError as error:
             raise TruncatedDataLossError(
                 f"The cold file of segment {span.lssn} is not there any more: the segment was truncated, or records of "

@@ -58,6 +58,8 @@ class ColdFiles(OnOneLoop):
         self._holders -= 1
         check(self._holders >= 0, "cold files were let go more often than held")
         if not self._holders:
+            if _SHARED.get(self._loop) is self:
+                del _SHARED[self._loop]  # A value that names its key keeps it: the loop, and all footers, would stay.
             stores, self._stores = list(self._stores.values()), {}
             # Loads use the stores, and whoever waits for one has closed its ledger: none is left but by mistake.
             await self._known.close()

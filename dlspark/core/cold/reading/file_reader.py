@@ -105,12 +105,16 @@ class ColdFileReader:
         self._store = store
         self._known = known
         self._patience_s = patience_s
+        self._footer: Footer | None = None
 
     # ------------------------------------------------------------------ the footer
 
     async def footer(self) -> Footer:
         """Return the footer. Raises ObjectStoreError, DamagedColdFileError."""
-        return await self._known.footers.get(self.file.url, self._load_footer)
+        if self._footer is None:
+            # Kept here as well: one that is too large to be shared is fetched once for each reader, not for each group.
+            self._footer = await self._known.footers.get(self.file.url, self._load_footer)
+        return self._footer
 
     async def _load_footer(self) -> Footer:
         size = self.file.bytes

@@ -14,6 +14,7 @@ from dlspark.objects.memory_faults import ObjectFault, StoreCall
 from dlspark.objects.opened_store import ReadPolicy
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import CorruptDataError
+from storage_node.client.reader import LedgerReader
 
 RECORDS = 6
 SEGMENTS = [[f"{part}-{number}".encode() * 20 for number in range(RECORDS)] for part in range(2 * RECORDS + 4)]
@@ -71,6 +72,28 @@ async def test_a_reader_that_followed_a_segment_to_its_end_goes_on_in_files(name
         await mover.move("live", 1, 1)
         found += await taken(reader, 19)
     assert found == [b"%d" % number for number in range(22)]
+
+
+async def test_a_reader_that_never_heard_of_its_ledgers_end_goes_on_in_the_file(
+    namespace, mover, memory_cluster, monkeypatch
+):
+    """It was cut off from the metadata while the segment was ended, moved and swept."""
+    log = await namespace.open_log("live", {"writerOutputBufferSize": 0})
+    writer = await log.open_writer()
+    for number in range(6):
+        await writer.write(number, b"%d" % number)
+    (segment,) = await log.segments()
+    inside = await (await (await memory_cluster.namespace()).open_log("live")).open_segment(segment)
+    assert not inside.closed
+    ledger = inside._ledger._now
+    assert isinstance(ledger, LedgerReader)
+    monkeypatch.setattr(ledger, "_take", lambda current: None)
+    await writer.close()
+    await written(namespace, "live", [[b"6"]], start=6)
+    await mover.move("live", 1, 1)
+    assert [record.payload for record in await inside.records(2)] == [b"2"]
+    assert inside.closed
+    await inside.close()
 
 
 async def test_a_damaged_ledger_is_read_from_its_file(memory_cluster, namespace, mover):

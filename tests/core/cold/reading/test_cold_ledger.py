@@ -476,6 +476,15 @@ async def test_each_loop_has_its_own():
     assert await asyncio.get_running_loop().run_in_executor(None, lambda: asyncio.run(there())) is not here
 
 
+async def test_a_loop_that_holds_nothing_any_more_is_not_kept():
+    first, second = shared_cold_files().hold(), shared_cold_files().hold()
+    loop = asyncio.get_running_loop()
+    await first.close()
+    assert loop in cold_files._SHARED
+    await second.close()
+    assert loop not in cold_files._SHARED
+
+
 async def test_a_child_process_has_nothing_of_its_parent():
     here = shared_cold_files()
     reading, writing = os.pipe()
