@@ -138,9 +138,9 @@ class OwnedSegments:
         """Take the segments that `rule` chooses off the list, then delete their ledgers; returns how many there were.
 
         The rule is given those that lie in files alone as well, and what it chooses of them is hidden for good. With
-        `keeps_files` it is given the list alone, and while the log has files, or is about to, only what a truncation has
-        hidden goes. Raises what `truncate` raises, and the error of a ledger that cannot be deleted: it stays noted for
-        `sweep`.
+        `keeps_files` it is given the list alone, and while the log has files, or is about to, only what a truncation
+        has hidden goes. Raises what `truncate` raises, and the error of a ledger that cannot be deleted: it stays noted
+        for `sweep`.
         """
         removed: set[int] = set()
 
