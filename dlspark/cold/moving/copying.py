@@ -158,8 +158,8 @@ class _FileUpload:
             if self._writer is not None:
                 await self._writer.commit()
         except (ObjectOutcomeUnknownError, ObjectExistsError):
-            # It may be there (the name is ours alone): reading back shows it. Only an answer was lost: an object that was
-            # made and is not durable is another error, for reading back would show that one, too.
+            # It may be there (the name is ours alone): reading back shows it. Only an answer was lost: an object that
+            # was made and is not durable is another error, for reading back would show that one, too.
             pass
 
     async def abort(self) -> None:
