@@ -6,7 +6,9 @@ A process that is killed leaves a temporary file, which `uploads` finds; the nam
 whose it was. It costs a hard link: file systems without them are refused.
 
 Fault model: a write, a sync or a link may fail at any time (full, input/output error), and power may go. A failed sync
-is not repeated: the kernel may have dropped the pages. Only the folder's sync after the link leaves the outcome open.
+is not repeated: the kernel may have dropped the pages. Where the folder's sync after the link fails, the name is there
+and may be gone after a power failure. That is no outcome to find out by looking, for the page cache shows it all the
+same: it is told as not done, and the object is left to the sweep.
 
 It never leaves the root: each folder below it is opened by its own name from the one above it and is no symbolic link,
 so no link that is put there leads out. The root itself may be a link, and is never made here: where the file system is
@@ -29,9 +31,11 @@ from typing import Final, TypeVar
 from dlspark.objects.addresses import StoreRoot, is_part, name_of_temporary, temporary_name
 from dlspark.objects.errors import (
     ObjectStoreError,
+    StoreUnavailableError,
     exists_error,
     not_found_error,
     refused_error,
+    scrubbed,
     short_error,
     unavailable_error,
     unknown_error,
@@ -199,11 +203,16 @@ class LocalObjectWriter(ThreadedWriter):
                 ) from error
             raise _change_error(self._url, "make an object", error) from error
         try:
-            os.unlink(self._temporary, dir_fd=self._folder)
-            # Before it the name may be gone again after a power failure.
+            # First: whatever comes later may fail. Before it the name may be gone again after a power failure.
             os.fsync(self._folder)
         except OSError as error:
-            raise unknown_error(self._url, "make the object durable", error) from error
+            # Never "unknown": reading it back would show it, from the page cache, and its ledgers would go (I21).
+            raise StoreUnavailableError(
+                f"The object store made an object that is not durable: {scrubbed(error)}",
+                path=self._url,
+                advice="It does not count, whoever finds it; write it anew under another name, and look at the disk",
+            ) from error
+        # The temporary name goes in `drop`: if that fails, the sweep finds it.
 
     def drop(self) -> None:
         """Close, and take the temporary file away, as far as possible. It blocks, and raises nothing."""
@@ -256,7 +265,7 @@ def _make_folder(above: int, name: str) -> None:
     try:
         os.mkdir(name, dir_fd=above)
     except FileExistsError:
-        return
+        pass  # and yet synced: the writer that made it may not have come so far
     os.fsync(above)  # a file in it is durable only if the folder is
 
 

@@ -118,14 +118,15 @@ async def test_a_failure_before_the_name_is_made_leaves_nothing(
     assert files_in(folder) == set()
 
 
-async def test_only_the_folders_sync_leaves_the_outcome_open(
+async def test_an_object_whose_folder_was_not_synced_does_not_count(
     store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"{store.root}/a.parquet"
     writer = await store.create(url)
     await writer.write(b"x")
     failing(monkeypatch, "fsync", errno.EIO)
-    with pytest.raises(ObjectOutcomeUnknownError):
+    # Not "unknown": whoever looks whether it is there sees it in the page cache.
+    with pytest.raises(StoreUnavailableError, match="not durable"):
         await writer.commit()
     await writer.abort()
     assert files_in(folder) == {"a.parquet"}, "it is there, until power goes perhaps"
@@ -134,6 +135,30 @@ async def test_only_the_folders_sync_leaves_the_outcome_open(
     monkeypatch.undo()
     await store.delete(url)
     assert files_in(folder) == set()
+
+
+async def test_a_temporary_name_that_stays_keeps_no_object_from_being_durable(
+    store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = await store.create(f"{store.root}/a.parquet")
+    await writer.write(b"x")
+    synced: list[int] = []
+    whole = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(descriptor), whole(descriptor)))
+    failing(monkeypatch, "unlink", errno.EIO)
+    await writer.commit()
+    assert len(synced) == 1
+    monkeypatch.undo()
+    assert len(await open_uploads(store)) == 1, "the sweep finds it"
+
+
+async def test_a_folder_that_another_writer_has_made_is_synced_as_well(
+    store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "ns").mkdir()
+    failing(monkeypatch, "fsync", errno.EIO)
+    with pytest.raises(StoreUnavailableError, match="begin an object"):
+        await store.create(f"{store.root}/ns/a.parquet")
 
 
 async def test_a_root_that_is_not_there_is_never_made(folder: Path) -> None:

@@ -158,7 +158,9 @@ class _FileUpload:
             if self._writer is not None:
                 await self._writer.commit()
         except (ObjectOutcomeUnknownError, ObjectExistsError):
-            pass  # It may be there (the name is ours alone): reading back shows it.
+            # It may be there (the name is ours alone): reading back shows it. Only an answer was lost: an object that
+            # was made and is not durable is another error, for reading back would show that one, too.
+            pass
 
     async def abort(self) -> None:
         """Leave nothing, unless the object may be there already."""

@@ -66,7 +66,9 @@ async def rewrite_file(
     try:
         await upload.commit()
     except (ObjectOutcomeUnknownError, ObjectExistsError):
-        pass  # It may be there, and the name is ours alone: reading back shows it.
+        # It may be there (the name is ours alone): reading back shows it. Only an answer was lost: an object that was
+        # made and is not durable is another error, for reading back would show that one, too.
+        pass
     await _read_back(new, url, written, rewriting)
     return RewrittenFile(url, written, rewriting.erased)
 

@@ -47,11 +47,21 @@ from metadata.distributedlog.cold_rebuilds import (
     RebuildRacedError,
     RebuiltLog,
 )
-from metadata.distributedlog.cold_units import MAX_SEGMENTS, ColdLog, ColdSegment, ColdUnit, parse_unit_name
+from metadata.distributedlog.cold_store import ColdStore
+from metadata.distributedlog.cold_units import (
+    DELETED,
+    MAX_SEGMENTS,
+    NAMESPACE,
+    ColdLog,
+    ColdSegment,
+    ColdUnit,
+    parse_unit_name,
+)
 from metadata.distributedlog.permissions import Action
 from metadata.distributedlog.segments import UNASSIGNED_SEQUENCE_ID, SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError
 from metadata.foundation.pacing import for_each
+from metadata.store import join
 
 FOOTERS_AT_ONCE: Final = 16
 FILES_AT_ONCE: Final = 2
@@ -211,8 +221,9 @@ class LogRebuild:
     async def check(self, found: FoundFiles) -> RebuiltLog | None:
         """Return how far the log is rebuilt from these files already; None: not begun. Nothing is changed.
 
-        Raises CallerError where there is such a log that is not one of these files.
+        Raises CallerError where there is such a log that is not one of these files, and where files are to be deleted.
         """
+        await self._refuse_condemned(found)
         there = await self._rebuilds.find(self._log)
         if there is None:
             return None
@@ -236,6 +247,24 @@ class LogRebuild:
                 advice="Delete the log, and rebuild it from the files that there are now",
             )
         return there
+
+    async def _refuse_condemned(self, found: FoundFiles) -> None:
+        """Raise CallerError where a file belongs to a log that was deleted: the sweep is about to delete it, or is at
+        it now, whatever else names it by then (I21)."""
+        for note in await ColdStore(self._services.logs).deleted_logs():
+            below = tuple(f"{folder.rstrip('/')}/" for folder, _ in note.value.folders)
+            for one in found.chosen.files:
+                # By its id as well: one folder may have several addresses.
+                if one.log_id == note.value.log_id or one.url.startswith(below):
+                    path = join(self._services.logs.namespace_path, NAMESPACE, DELETED, note.value.log_id)
+                    raise CallerError(
+                        f"{one.url} is a file of the log {note.value.log}, which was deleted from this namespace, and "
+                        "a mover's sweep deletes its files; nothing was changed",
+                        log=self._log,
+                        path=path,
+                        advice="To keep the files, stop all movers and sweeps of the namespace, delete that znode, "
+                        "and run it again: it reads all files that are left",
+                    )
 
     async def run(
         self,

@@ -27,7 +27,7 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import default_client_id
 from metadata.bookkeeper.ledgers import Versioned
-from metadata.distributedlog.cold_places import UnitState
+from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_returns import ColdReturns, ColdView, ReturnRacedError, returning
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.cold_units import ColdUnit
@@ -123,6 +123,7 @@ class LogReturn:
         self._client_id = client_id or default_client_id()
         self._open_source = open_source or self._as_readers_do
         self._returns = ColdReturns(services.logs)
+        self._cold = ColdStore(services.logs)
 
     @asynccontextmanager
     async def _as_readers_do(self, segment: SegmentMetadata) -> AsyncIterator[SegmentSource]:
@@ -165,7 +166,7 @@ class LogReturn:
         await self._services.permit(self._log, Action.WRITE)
         await self._view()  # raises where there is nothing to do, before anything is made
         done: list[UnitToReturn] = []
-        lock = await ColdStore(self._services.logs).worker(self._log, self._client_id)
+        lock = await self._cold.worker(self._log, self._client_id)
         await lock.acquire(self._settings.lock_timeout_s * 1000)
         try:
             staged = StagedLedgers(self._services, self._settings, self._log, uuid.uuid4().hex)
@@ -183,14 +184,22 @@ class LogReturn:
     async def _next(self, staged: StagedLedgers, from_segment: int, keep_hot_ms: int) -> UnitToReturn | None:
         """Put the next unit back; None where there is none, or none that is wanted."""
         ledgers: dict[int, int] = {}
+        written_from: ColdFile | None = None
         for _ in range(MAX_REPEATS):
+            # Java's truncations move the list alone: what they hide must not be shown again by files that come back.
+            await self._cold.follow_truncation(self._log)
             view = await self._view()
             unit = view.next_to_return()
             if unit is None or unit.value.last < from_segment:
                 return None
-            # After a lost race, what was written for these very segments is used: they are never changed.
+            if unit.value.file != written_from:
+                # Another file took its place, in which records are erased: what was written before has them.
+                ledgers, written_from = {}, unit.value.file
+            # After a lost race, what was written for these very segments from this very file is used.
             segments = await self._written(staged, view, unit, ledgers)
             listings = {one.ledger_id: staged.taking(one.ledger_id) for one in segments}
+            # Again, for writing takes long: where it hides more now, what is put back as of `view` is refused.
+            await self._cold.follow_truncation(self._log)
             until_ms = self._services.clock.now_ms() + keep_hot_ms
             try:
                 await self._returns.put_back(self._log, view, unit, segments, listings, keep_hot_until_ms=until_ms)

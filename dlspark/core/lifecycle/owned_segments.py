@@ -44,7 +44,7 @@ from metadata.distributedlog.locks import DistributedLock
 from metadata.distributedlog.segment_changes import Change, SegmentChanges, SegmentsMovedError
 from metadata.distributedlog.segment_listing import SegmentListing
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
-from metadata.foundation.errors import CallerError, DistributedLogError
+from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.store import ANY_VERSION, Check
 
@@ -138,9 +138,9 @@ class OwnedSegments:
         """Take the segments that `rule` chooses off the list, then delete their ledgers; returns how many there were.
 
         The rule is given those that lie in files alone as well, and what it chooses of them is hidden for good. With
-        `keeps_files` it is given the list alone, and where anything is left in files, only what a truncation has hidden
-        goes. Raises what `truncate` raises, and the error of a ledger that cannot be deleted: it stays noted for
-        `sweep`.
+        `keeps_files` it is given the list alone, and while the log has files, or is about to, only what a truncation
+        has hidden goes. Raises what `truncate` raises, and the error of a ledger that cannot be deleted: it stays noted
+        for `sweep`.
         """
         removed: set[int] = set()
 
@@ -150,8 +150,9 @@ class OwnedSegments:
             files = await self._only_in_files(hot) if cold is not None and not cold.value.deleted else []
             if keeps_files:
                 chosen = rule(hot)
-                if any(not is_truncated(one) for one in files):
-                    # What goes hides all before it, and that is the cold retention's alone to decide (I21).
+                if cold is not None and not cold.value.deleted and await self._has_files():
+                    # What goes hides all before it, and its own copy in a file: that is the cold retention's alone to
+                    # decide (I21). Asked behind `cold`: an attempt that began since refuses what is done below.
                     chosen = list(takewhile(is_truncated, chosen))
             else:
                 chosen = rule([*files, *hot])
@@ -174,6 +175,18 @@ class OwnedSegments:
         if removed:
             self._services.meter.of(self.name).segments_delete.record(loop.time() - began, times=len(removed))
         return len(removed)
+
+    async def _has_files(self) -> bool:
+        """Return whether the log has a unit, hot copies or not, or an attempt at one."""
+        paths = self._services.logs.paths(self.name)
+        for parent in (paths.cold_units, paths.cold_attempts):
+            try:
+                names, _ = await self._services.store.children(parent)
+            except NoNodeError:
+                continue
+            if names:
+                return True
+        return False
 
     async def _only_in_files(self, hot: Sequence[SegmentMetadata]) -> list[SegmentMetadata]:
         """Return the segments before those of the list, which lie in files alone; `hot` was read before this call."""

@@ -17,6 +17,7 @@ from dlspark.cold.restoring.rebuilding import LogRebuild, check_files, find_file
 from dlspark.cold.restoring.returning import LogReturn
 from dlspark.objects.opening import open_store
 from metadata.distributedlog.cold_places import UnitState
+from metadata.distributedlog.cold_store import ColdStore
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.zookeeper.memory import Fault
 
@@ -54,8 +55,16 @@ async def filed_log(namespace, folder):
     await moved(namespace, "log", f"file://{folder}", [(1, 2), (3, 4)])
     found = [one for one in await records_of(namespace) if one.dlsn.lssn < 5]
     await namespace.delete_log("log")
+    await forget_deletions(namespace)
     assert [one.payload for one in found] == FILED
     return found
+
+
+async def forget_deletions(namespace):
+    """As where ZooKeeper was lost: nothing says that there are files to be deleted."""
+    cold = ColdStore(namespace.logs_store)
+    for note in await cold.deleted_logs():
+        await cold.forget_deleted(note)
 
 
 async def records_of(namespace, name="log"):
@@ -117,6 +126,23 @@ async def test_deleting_a_rebuilt_log_leaves_the_files(namespace, folder, filed)
     await namespace.delete_log("again")
     await rebuilt(namespace, folder, "once-more")
     assert await records_of(namespace, "once-more") == filed
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+async def test_files_that_a_deletion_has_condemned_are_refused(namespace, folder, adopt):
+    await written(namespace, "log", SEGMENTS)
+    await moved(namespace, "log", f"file://{folder}", [(1, 2), (3, 4)])
+    await namespace.delete_log("log")
+    with pytest.raises(CallerError, match="which was deleted from this namespace"):
+        await rebuilt(namespace, folder, adopt=adopt)
+    assert "again" not in await namespace.logs()
+    (note,) = await ColdStore(namespace.logs_store).deleted_logs()
+    with pytest.raises(CallerError) as raised:
+        await rebuilt(namespace, folder, adopt=adopt)
+    assert raised.value.path.endswith(note.value.log_id)
+    await namespace.store.delete(raised.value.path)  # as its advice says
+    await rebuilt(namespace, folder, adopt=adopt)
+    assert [one.payload for one in await records_of(namespace, "again")] == FILED
 
 
 async def test_a_log_that_is_there_is_left_alone(namespace, folder, filed):

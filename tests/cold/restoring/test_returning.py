@@ -4,6 +4,7 @@ at all, whatever is killed, lost or done meanwhile."""
 from __future__ import annotations
 
 import random
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from helpers.cold.moved_logs import all_ledgers, damage_value, delete_files, mov
 from helpers.logs import written
 from helpers.worlds.memory_cluster import MemoryCluster
 
+from dlspark.cold.redaction.erasing import LogErasure
+from dlspark.cold.redaction.selection import ErasureRequest
 from dlspark.cold.restoring.returning import LogReturn
 from dlspark.core.codec.dlsn import DLSN
 from metadata.distributedlog.cold_places import UnitState
@@ -20,6 +23,7 @@ from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError, DistributedLogError
+from metadata.store import Create, Delete
 from metadata.zookeeper.memory import Fault
 
 SEGMENTS = [[b"a0", b"a1", b"a2"], [b"b0"], [b"c0", b"c1", b"c2"], [b"d0", b"d1"], [b"e0"]]
@@ -200,6 +204,65 @@ async def test_a_truncation_meanwhile_is_seen_before_anything_is_put_back(namesp
     await returning.run(keep_hot_ms=0)
     assert len(tries) == 2
     assert [one.lssn for one in await hot(namespace)] == [2, 3, 4, 5]
+    await check_nothing_is_orphaned(namespace)
+
+
+async def test_what_is_erased_while_a_return_stands_still_does_not_come_back(namespace, root):
+    """Its lock passes on meanwhile: the erasure does not know of it."""
+    await written(namespace, "log", SEGMENTS)
+    await moved(namespace, "log", root, [(1, 4)])
+    returning = returns(namespace)
+    put_back, tries = returning._returns.put_back, []
+
+    async def overtaken(*given, **named):
+        tries.append(given)
+        if len(tries) == 1:
+            members = namespace.logs_store.paths("log").cold + "/worker"
+            for member in (await namespace.store.children(members))[0]:
+                await namespace.store.delete(f"{members}/{member}")
+            erasure = LogErasure(namespace.services, namespace.services.settings, "log")
+            await erasure.run(await erasure.plan(ErasureRequest(dlsns=(DLSN(3, 1, 0),))))
+        return await put_back(*given, **named)
+
+    returning._returns.put_back = overtaken
+    with suppress(DistributedLogError):  # of the lock, which is gone
+        await returning.run(keep_hot_ms=0)
+    assert len(tries) == 2
+    assert [one.lssn for one in await hot(namespace)] == [1, 2, 3, 4, 5]
+    assert {one.dlsn: one.payload for one in await records_of(namespace)}[DLSN(3, 1, 0)] == b""
+    await check_nothing_is_orphaned(namespace)
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_upstreams_software_truncates_does_not_come_back(namespace, root, late):
+    """It moves the list alone: before a return begins, or while it writes ledgers."""
+    await written(namespace, "log", SEGMENTS)
+    await moved(namespace, "log", root, [(1, 2), (3, 3)])
+
+    async def truncate():
+        (fourth, *_) = await hot(namespace)
+        path = namespace.logs_store.paths("log").segment(fourth)
+        gone = replace(fourth, truncation=TruncationStatus.TRUNCATED)
+        await namespace.store.multi([Delete(path), Create(path, gone.encode())])
+
+    returning = returns(namespace)
+    as_readers_do, opened = returning._open_source, []
+
+    @asynccontextmanager
+    async def source(segment):
+        opened.append(segment.lssn)
+        if late and len(opened) == 1:
+            await truncate()
+        async with as_readers_do(segment) as one:
+            yield one
+
+    returning._open_source = source
+    if not late:
+        await truncate()
+    assert await returning.run(keep_hot_ms=0) == []
+    assert opened == ([3] if late else [])
+    assert [one.lssn for one in await hot(namespace)] == [4, 5]
+    assert [one.payload for one in await records_of(namespace)] == [b"e0"]
     await check_nothing_is_orphaned(namespace)
 
 

@@ -176,7 +176,7 @@ async def _rolled(log):
 @pytest.mark.parametrize("path", ["/cold", ""])
 async def test_retention_takes_only_what_is_truncated_of_a_log_that_goes_to_files(memory_cluster, path):
     namespace, clock = await _timed(memory_cluster, cold_path=path)
-    log, _ = await in_files(namespace, "log", 1)
+    log, cold = await in_files(namespace, "log", 1)
     hot = namespace.services.logs.hot_segments
     clock.hours(5)
     await (await _rolled(log)).close()
@@ -184,11 +184,31 @@ async def test_retention_takes_only_what_is_truncated_of_a_log_that_goes_to_file
     await log.truncate(DLSN(3, 0, 0))
     clock.hours(5)
     await (await _rolled(log)).close()
-    left = [one.lssn for one in await hot("log")]
-    assert left == ([3, 4, 5, 6] if path else [5, 6]), "without cold storage age decides again, once files are hidden"
+    assert [one.lssn for one in await hot("log")] == [3, 4, 5, 6]
     found = await log.segments()
-    assert [one.lssn for one in found] == [1, *left]
-    assert states(found) == ["t", *["a"] * len(left)]
+    assert [one.lssn for one in found] == [1, 3, 4, 5, 6]
+    assert states(found) == ["t", "a", "a", "a", "a"]
+    await cold.end_cold_delete("log", await cold.begin_cold_delete("log", await cold.unit("log", 1, 1)))
+    clock.hours(5)
+    await (await _rolled(log)).close()
+    left = [one.lssn for one in await hot("log")]
+    assert left == ([3, 4, 5, 6, 7] if path else [6, 7]), "without cold storage age decides again, once files are gone"
+
+
+@pytest.mark.parametrize("finished", [True, False])
+async def test_retention_hides_no_file_whose_hot_copies_are_there(memory_cluster, finished):
+    """By a writer that knows nothing of cold storage: after a restore, or where hot copies never go."""
+    namespace, clock = await _timed(memory_cluster)
+    log = await written(namespace, "log", SEGMENTS)
+    cold = ColdStore(namespace.services.logs)
+    if finished:
+        await copied(cold, "log", 1, 2)
+    else:
+        await cold.begin("log", 1, 2, root=ROOT, worker="w", now_ms=1)
+    clock.hours(5)
+    await (await _rolled(log)).close()
+    assert [one.lssn for one in await namespace.services.logs.hot_segments("log")] == [1, 2, 3, 4, 5]
+    assert (await cold.cold_log("log")).value.truncated_to == (0, 0, 0)
 
 
 async def test_retention_of_a_log_that_waits_for_its_mover_loses_nothing(memory_cluster):
