@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers.cold.places import put
 
+from dlspark.cold.moving import daemon
 from dlspark.cold.moving.auditing import ColdFindingKind, audit_log
 from dlspark.cold.moving.folders import ColdFolder
 from dlspark.cold.moving.stores import MoverStores
@@ -140,3 +141,30 @@ async def test_a_deleted_logs_folder_that_was_never_made_has_no_files_and_a_root
     with pytest.raises(StoreRefusedError):
         [one async for one in stores.at(f"file://{tmp_path}/gone", {}).list(f"file://{tmp_path}/gone/")]
     await stores.close()
+
+
+async def test_one_bad_log_and_one_bad_note_keep_no_others_from_their_turn(world, monkeypatch):
+    namespace, cold, stores, _unit = await _moved(world)
+    await world.write(namespace, "other", 2)
+    world.right(await world.mover(namespace, "other").run(at_once=True))
+    await namespace.delete_log("log")
+    await namespace.delete_log("other")
+    notes = await cold.deleted_logs()
+    asked = []
+
+    async def refused(services, cold, stores, subject, *rest):
+        asked.append(subject)
+        raise StoreRefusedError("it does not answer")
+
+    monkeypatch.setattr(daemon, "sweep_deleted_log", refused)
+    monkeypatch.setattr(daemon, "audit_log", refused)
+    one = daemon.MoverDaemon(namespace, stores=stores)
+    await one.sweep()
+    assert asked == notes
+    assert len(notes) == 2
+    asked.clear()
+    for name in ("log", "other"):
+        await world.write(namespace, name, 1)
+        one._tasks[name] = None
+    assert await one.audit() == []
+    assert asked == ["log", "other"]
