@@ -353,5 +353,6 @@ async def sweep(
             await stores.close()
     lines = [*(f"deleted {url}" for url in swept.objects), *(f"ended the upload of {url}" for url in swept.uploads)]
     lines += [f"nothing is left of the deleted log {log}" for log in swept.logs]
+    lines += [f"kept {url}: no mark names it, and no other file that is there has its records" for url in swept.kept]
     at.result({**asdict(swept), "failed": failed}, lines or ["there is nothing to sweep"])
     exit_with(failed=failed)

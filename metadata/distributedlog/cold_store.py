@@ -30,6 +30,7 @@ from typing import Final, TypeVar
 
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_deletions import DeletedLogs
+from metadata.distributedlog.cold_marks import ColdMarks, read_marks
 from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_steps import ColdMovedError, ColdSteps, ColdTakenError, changed, kept_error
 from metadata.distributedlog.cold_units import (
@@ -54,12 +55,10 @@ from metadata.distributedlog.segment_changes import check_guard, notes_path
 from metadata.distributedlog.segment_listing import SegmentListing
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import (
-    BadVersionError,
     CallerError,
     DistributedLogError,
     NodeExistsError,
     NoNodeError,
-    NotEmptyError,
     check,
 )
 from metadata.retry import repeat
@@ -69,8 +68,6 @@ T = TypeVar("T")
 
 MAX_REPLACED: Final = 8
 """Files of one unit that were replaced and are still there."""
-_READS_AT_ONCE: Final = 64
-_CHANGED: Final = (BadVersionError, NoNodeError, NodeExistsError, NotEmptyError)
 
 
 class ColdStore:
@@ -108,6 +105,10 @@ class ColdStore:
     async def units(self, name: str) -> list[Versioned[ColdUnit]]:
         """Return the units that have their files, oldest segments first."""
         return await self._steps.all((await self._logs.located(name)).cold_units, ColdUnit.decode)
+
+    async def marks(self, name: str) -> ColdMarks | None:
+        """Return all that the log's marks name; None where that is not certain. Whoever deletes asks for this."""
+        return await read_marks(self._store, await self._logs.located(name))
 
     async def unit(self, name: str, first: int, last: int) -> Versioned[ColdUnit] | None:
         """Return the unit of the segments `first` to `last`; None where there is none."""
@@ -230,7 +231,7 @@ class ColdStore:
     async def abandon(self, name: str, attempt: Versioned[ColdAttempt]) -> None:
         """Give the segments of an attempt up: they may be taken by any other. Its object is left for the sweep.
 
-        Raises ColdMovedError where it has become a unit.
+        Raises ColdMovedError where it has become a unit, or may have under another name of the log.
         """
         paths = await self._logs.located(name)
         path = join(paths.cold_attempts, attempt.value.name)
@@ -239,9 +240,10 @@ class ColdStore:
             cold = await self._steps.fresh(name, paths)
             found = await self._steps.get(path)
             if found is None or ColdAttempt.decode(found.value, path).attempt != attempt.value.attempt:
-                unit = await self._steps.unit_at(join(paths.cold_units, attempt.value.name))
-                if unit is not None and unit.value.attempt == attempt.value.attempt:
-                    raise ColdMovedError("the attempt has become a unit; it was not given up", log=name, path=path)
+                # Only if this is still its log: it may be a unit of one that was renamed, and this made anew.
+                marks = await self.marks(name)
+                if marks is None or not marks.dead(attempt.value.url):
+                    raise ColdMovedError("it has become a unit, or the log is another; it stays", log=name, path=path)
                 return
             await self._store.multi([Delete(path, found.version), changed(paths, cold)])
 

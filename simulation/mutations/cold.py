@@ -17,7 +17,7 @@ def _nothing(original: Method) -> object:
 COLD = {
     "finish-unread": Mutation("a file is read back before it counts", UnitSteps, "_read_back", _nothing),
     "sweep-named": Mutation(
-        "what a unit names is not swept", sweeping, "sweep_log", edited(("info.url not in named and ", ""))
+        "what a unit names is not swept", sweeping, "_sweep", edited(("marks.dead(info.url)", "marks.owns(info.url)"))
     ),
     "delete-object-late": Mutation("a unit goes only once its file is gone", UnitSteps, "_delete_object", _nothing),
 }

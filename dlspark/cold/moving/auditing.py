@@ -70,7 +70,7 @@ async def audit_log(
     sizes: dict[str, int] = {}
     for folder in folders_of(about_log.value, settings, units, ()):
         try:
-            store = stores.at(folder.url.rstrip("/"), folder.options)
+            store = stores.at(folder.root, folder.options)
             sizes.update({info.url: info.bytes async for info in store.list(folder.url)})
         except InvariantViolation:
             raise

@@ -280,6 +280,13 @@ class MoverDaemon:
                     _, wrong = await audit_log(self._services, self.cold, self.stores, name, log.settings)
             except LogNotFoundError:
                 continue
+            except InvariantViolation:
+                raise
+            except DistributedLogError as error:
+                # One log that cannot be read keeps no other from being looked at; what is known of it stays known.
+                self._raise_if_closed(error)
+                _log.warning("log %s: its files could not be audited: %s", name, error, extra=about(log=name))
+                continue
             self._findings[name] = len(wrong)
             found += wrong
         return found
@@ -298,7 +305,14 @@ class MoverDaemon:
                 self._raise_if_closed(error)
                 _log.warning("log %s: its files could not be swept: %s", name, error, extra=about(log=name))
         for deleted in await self.cold.deleted_logs():
-            await sweep_deleted_log(self._services, self.cold, self.stores, deleted)
+            try:
+                await sweep_deleted_log(self._services, self.cold, self.stores, deleted)
+            except InvariantViolation:
+                raise
+            except DistributedLogError as error:
+                # Its note stays, and so does its turn with the next sweep; later notes have theirs now.
+                self._raise_if_closed(error)
+                _log.warning("what deleted log %s left could not be swept: %s", deleted.value.log, error)
 
 
 async def _wait(seconds: float, changed: asyncio.Event) -> None:

@@ -23,6 +23,13 @@ class ColdFolder:
     url: str
     options: Mapping[str, str] = field(default_factory=dict, compare=False)
 
+    @property
+    def root(self) -> str:
+        """The address below which all logs have their folders: what settings name. It is what a store is opened by:
+        a log's own folder comes and goes, but where the root is missing its file system is not mounted, and that must
+        not look like a folder without files."""
+        return self.url.rstrip("/").rsplit("/", 2)[0]
+
 
 def folders_of(
     cold: ColdLog, settings: Settings, units: Iterable[ColdUnit], attempts: Iterable[ColdAttempt]

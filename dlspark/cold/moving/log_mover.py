@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dlspark.cold.lake.syncing import release_unit
+from dlspark.cold.moving.clocks import ahead_ms
 from dlspark.cold.moving.machine import Phase
 from dlspark.cold.moving.pictures import LogLook, LogPictures
 from dlspark.cold.moving.planning import candidates, plan_cold_deletion, plan_hot_deletion, plan_unit
@@ -29,6 +30,7 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import release
+from dlspark.errors import DamagedColdFileError
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_store import ColdStore
@@ -133,10 +135,8 @@ class LogMover:
     # ------------------------------------------------------------------ clocks
 
     async def _look_at_clocks(self, lock: DistributedLock) -> None:
-        store, path = self._services.store, lock.member_path
-        now_ms = self._services.clock.now_ms()
-        stat = await repeat(store, lambda: store.exists(path))
-        self._ahead_ms = max(0, now_ms - stat.ctime_ms) if stat is not None else self._ahead_ms
+        ahead = await ahead_ms(self._services, lock)
+        self._ahead_ms = self._ahead_ms if ahead is None else ahead
         if self._ahead_ms > _CLOCK_WARN_MS:
             _log.warning(
                 "log %s: this host's clock is %d s ahead of the metadata store's, by which copies expire. Set it, and "
@@ -260,14 +260,26 @@ class LogMover:
         if due_ms > self._old_ms:
             done.due(due_ms + self._ahead_ms)
             return
+        # As it is now, and its own file must be there: who put it in place may have stood still until it was swept.
+        # Then the replaced one is the only copy, and stays.
+        now = await self._cold.unit(self.name, unit.value.first, unit.value.last)
+        if now != unit:
+            return  # changed meanwhile: it is looked at again with the next pass
+        file = unit.value.file
+        if file is not None:
+            info = await self._stores.of(file).head(file.url)
+            if info.bytes != file.bytes:
+                raise DamagedColdFileError(
+                    f"it has {info.bytes} bytes, not {file.bytes} as were written; what it replaced stays", url=file.url
+                )
         # Before the objects: a lake table must not name a file that is not there.
         await release_unit(self._services.logs, self.name, unit.value)
-        for file in unit.value.replaced:
-            if not file.borrowed:
-                await self._stores.of(file).delete(file.url)
+        for old in unit.value.replaced:
+            if not old.borrowed:
+                await self._stores.of(old).delete(old.url)
                 fault_points.reach("cold.replaced-deleted")
-            unit = await self._cold.forget_replaced(self.name, unit, file.url)
-            done.replaced_deleted.append(file.url)
+            unit = await self._cold.forget_replaced(self.name, unit, old.url)
+            done.replaced_deleted.append(old.url)
 
     def _failed(self, done: MoverPass, doing: str, error: DistributedLogError | None) -> None:
         said = str(error) if error is not None else "another worker was faster"

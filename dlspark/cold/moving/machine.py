@@ -24,6 +24,7 @@ Rules that the table keeps, whatever fails:
 * After an answer that was lost the machine looks at what is stored, and never repeats blindly.
 * What another worker has taken over is left alone: LOST. All that is touched then is the object that has our own id in
   its name; no one else ever names that.
+* Where the log is not there, or is another one by now, nothing of it is deleted: LEFT. A rename takes the marks along.
 * A deletion that was begun is only ever carried on.
 
 Any other pair of phase and event breaks an invariant of ours, and is raised as such.
@@ -104,7 +105,7 @@ class Event(Enum):
     UNKNOWN = "it may be done or not"
     FOUND_UNIT = "the unit is there, made by this attempt"
     FOUND_ATTEMPT = "the attempt is there, with this id"
-    FOUND_OTHER = "neither: another worker has taken over"
+    FOUND_OTHER = "neither, and it is still the same log: another worker has taken over"
 
 
 Effects: TypeAlias = tuple[Effect, ...]

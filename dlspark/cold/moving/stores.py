@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from dlspark.objects.addresses import root_of
+from dlspark.objects.addresses import OBJECT_SUFFIX, root_of
 from dlspark.objects.opening import open_store
 from dlspark.objects.store import ObjectStore
 from metadata.distributedlog.cold_places import ColdFile
@@ -27,12 +27,13 @@ class MoverStores:
 
     def __init__(self, opener: StoreOpener | None = None) -> None:
         self._opener = opener or open_store
-        self._opened: dict[tuple[str, tuple[tuple[str, str], ...]], ObjectStore] = {}
+        self._opened: dict[tuple[str, bool, tuple[tuple[str, str], ...]], ObjectStore] = {}
 
     def at(self, address: str, options: Mapping[str, str]) -> ObjectStore:
         """Return the store of a root, or of an object, with these options. Raises ObjectAddressError,
         MissingExtraError."""
-        key = (root_of(address).url, tuple(sorted(options.items())))
+        # Opened by an object's address a folder may be gone, by its own it may not: never the same store for both.
+        key = (root_of(address).url, address.endswith(OBJECT_SUFFIX), tuple(sorted(options.items())))
         found = self._opened.get(key)
         if found is None:
             found = self._opened[key] = self._opener(address, options)

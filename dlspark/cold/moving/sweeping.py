@@ -5,10 +5,17 @@ request may also arrive after its worker has given up. Nothing but this finds ei
 
 **What may be deleted.** A mover notes an object's name in an attempt before it writes the first byte, and no name is
 ever used twice. So an object of a mover that was listed, and that no attempt and no unit names *afterwards*, is dead:
-its attempt was there before it, and is gone. The order is what counts: first the store, then the metadata, behind a
-`sync`. The age (`MIN_AGE_S`) is for what else writes there: an erasure, whose new file is named only once it is whole;
-a ZooKeeper that was restored from an older state, whose marks lack the newest files; and clocks. Nobody writes one file
-for a day, and people have that day to notice.
+its attempt was there before it, and is gone. The order is what counts: first the store, then the metadata
+(`ColdMarks`, which are this very log's or none). The worker's lock is held meanwhile, which keeps the log from being
+renamed. The age (`MIN_AGE_S`) is for what else writes there, above all an erasure, whose new file is named only once it
+is whole; by the earlier of two clocks (`clocks`).
+
+**And only what others have as well.** After a restore of ZooKeeper from an older state its marks lack the newest files,
+which look just like dead ones, and whose ledgers are gone. So each segment in an object's name must lie before the
+log's truncation, or in a unit whose file is there, and not be younger than the object: one that is was written after
+such a restore, under a number that was used before. What is in neither is kept and told (`kept`). Segments that are
+only on the list prove nothing: an older list names ledgers that are gone. A dead try of theirs goes once they have a
+unit.
 
 **What may not.** Everything outside of the log's own folders, whatever its name. Folders of logs that are not there: a
 log that was renamed while it was looked at, or a namespace that cannot be read, looks just like one that is gone. Only
@@ -23,37 +30,43 @@ import logging
 from dataclasses import dataclass, field
 from typing import Final
 
-from dlspark.cold.moving.folders import ColdFolder, files_of, folders_of
+from dlspark.cold.moving.clocks import ahead_ms
+from dlspark.cold.moving.folders import ColdFolder, folders_of
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.core.write_lock import default_client_id, release
+from dlspark.objects.errors import ObjectNotFoundError
 from dlspark.objects.store import ObjectInfo, OpenUpload
 from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_marks import ColdMarks
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import DeletedLog
+from metadata.distributedlog.cold_units import ColdUnit, DeletedLog, parse_unit_name
 from metadata.foundation import fault_points
-from metadata.retry import repeat
 
 _log = logging.getLogger(__name__)
 
 MIN_AGE_S: Final = 24 * 3600
-"""How old an object or upload is at least that is swept, by the store's clock."""
+"""How old an object or upload is at least that is swept: made by the store's clock, now by `clocks`."""
 
 
 @dataclass(slots=True)
 class Swept:
-    """What did a sweep delete? Addresses of objects and of uploads, and names of deleted logs that left nothing."""
+    """What did a sweep delete? Addresses of objects and of uploads, and names of deleted logs that left nothing.
+    `kept`: objects that no mark names and that may be the only copy of something."""
 
     objects: list[str] = field(default_factory=list)
     uploads: list[str] = field(default_factory=list)
     logs: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
 
     def add(self, other: Swept) -> None:
         """Count what `other` has as well."""
         self.objects += other.objects
         self.uploads += other.uploads
         self.logs += other.logs
+        self.kept += other.kept
 
 
 async def sweep_log(
@@ -65,41 +78,96 @@ async def sweep_log(
     *,
     min_age_s: int = MIN_AGE_S,
 ) -> Swept:
-    """Delete what nothing names in a log's folders. Raises LogNotFoundError, and the stores' errors."""
+    """Delete what nothing names in a log's folders. Raises LogNotFoundError, OwnershipAcquireFailedError while a mover
+    is at work there, and the stores' errors."""
+    if await cold.cold_log(name) is None:
+        return Swept()
+    lock = await cold.worker(name, f"{default_client_id()}-sweep")
+    await lock.acquire(settings.lock_timeout_s * 1000)
+    try:
+        ahead = await ahead_ms(services, lock)
+        if ahead is None:
+            return Swept()  # the lock is lost already: by another sweep then
+        return await _sweep(services, cold, stores, name, settings, services.clock.now_ms() - ahead - min_age_s * 1000)
+    finally:
+        await release(lock)
+
+
+async def _sweep(
+    services: Services, cold: ColdStore, stores: MoverStores, name: str, settings: Settings, oldest_ms: int
+) -> Swept:
     swept = Swept()
-    before = await cold.cold_log(name)
+    before = await cold.marks(name)
     if before is None:
         return swept
-    units, attempts = await cold.units(name), await cold.attempts(name)
-    folders = folders_of(before.value, settings, [one.value for one in units], [one.value for one in attempts])
-    oldest_ms = services.clock.now_ms() - min_age_s * 1000
+    folders = folders_of(
+        before.log, settings, [one.value for one in before.units], [one.value for one in before.attempts]
+    )
     objects: list[tuple[ColdFolder, ObjectInfo]] = []
     uploads: list[tuple[ColdFolder, OpenUpload]] = []
     for folder in folders:
-        store = stores.at(folder.url.rstrip("/"), folder.options)
+        store = stores.at(folder.root, folder.options)
         objects += [(folder, one) async for one in store.list(folder.url) if one.modified_ms <= oldest_ms]
         uploads += [(folder, one) async for one in store.uploads(folder.url) if one.started_ms <= oldest_ms]
     fault_points.reach("cold.sweep-listed")
     # Afterwards, and as new as it can be: what is named now, or was not there yet, stays.
-    path = (await services.logs.located(name)).partition
-    await repeat(services.store, lambda: services.store.sync(path))
-    now = await cold.cold_log(name)
-    if now is None or now.value.log_id != before.value.log_id or now.value.deleted:
+    marks = await cold.marks(name)
+    if marks is None or marks.log.log_id != before.log.log_id:
         return swept  # another log of the name, or one on its way out: the note of its deletion says what goes
-    copied = {one.value.url for one in await cold.attempts(name)}
-    named = {file.url for file in files_of(one.value for one in await cold.units(name))}
-    # Attempts were read first: one that has become a unit meanwhile is in one of the two at least.
+    proof = _Proof(stores, marks)
     for folder, info in objects:
-        if info.url not in named and info.url not in copied:
-            await stores.at(folder.url.rstrip("/"), folder.options).delete(info.url)
-            swept.objects.append(info.url)
+        if not marks.dead(info.url):
+            continue
+        if not await proof.covers(info):
+            swept.kept.append(info.url)
+            continue
+        await stores.at(folder.root, folder.options).delete(info.url)
+        swept.objects.append(info.url)
+    copied = {one.value.url for one in marks.attempts}
     for folder, upload in uploads:
         # Of a unit's file as well: the upload that made it has ended, and this is another try of the same.
         if upload.url not in copied:
-            await stores.at(folder.url.rstrip("/"), folder.options).abort_upload(upload)
+            await stores.at(folder.root, folder.options).abort_upload(upload)
             swept.uploads.append(upload.url)
     _report(services, name, swept)
     return swept
+
+
+class _Proof:
+    """Are an object's records somewhere else too, or hidden for good? Asks for each unit's file at most once."""
+
+    def __init__(self, stores: MoverStores, marks: ColdMarks) -> None:
+        self._stores = stores
+        self._marks = marks
+        self._whole: dict[str, bool] = {}
+
+    async def covers(self, info: ObjectInfo) -> bool:
+        """Return whether nothing is lost with an object that no mark names. Raises the stores' errors."""
+        unit_part = info.url.rpartition("/")[2].rpartition("-")[0]
+        numbers = parse_unit_name(unit_part)
+        if numbers is None:
+            return False  # not a name of ours: nobody knows what it is
+        missing = range(max(numbers[0], self._marks.log.truncated_to[0]), numbers[1] + 1)
+        found = 0
+        for unit in (one.value for one in self._marks.units):
+            if unit.last < missing.start or unit.first >= missing.stop:
+                continue
+            mine = [one.metadata for one in unit.segments if one.metadata.lssn in missing]
+            if any(one.completion_time_ms > info.modified_ms for one in mine) or not await self._there(unit):
+                return False
+            found += len(mine)
+        return found == len(missing)
+
+    async def _there(self, unit: ColdUnit) -> bool:
+        file = unit.file
+        if file is None:
+            return True  # no records: there is nothing to lose
+        if unit.name not in self._whole:
+            try:
+                self._whole[unit.name] = (await self._stores.of(file).head(file.url)).bytes == file.bytes
+            except ObjectNotFoundError:
+                self._whole[unit.name] = False
+        return self._whole[unit.name]
 
 
 async def sweep_deleted_log(
@@ -109,7 +177,8 @@ async def sweep_deleted_log(
     swept = Swept()
     for url, options in log.value.folders:
         folder = f"{url.rstrip('/')}/"
-        store = stores.at(url.rstrip("/"), options)
+        # By the root of all logs: the folder may never have been made, but a root that is not there is not mounted.
+        store = stores.at(ColdFolder(folder).root, options)
         # Uploads first: one that ends between the two is an object then, and is found.
         for upload in [one async for one in store.uploads(folder)]:
             await store.abort_upload(upload)
@@ -127,6 +196,15 @@ async def sweep_deleted_log(
 
 
 def _report(services: Services, name: str, swept: Swept) -> None:
+    for url in swept.kept:
+        _log.warning(
+            "log %s: no mark names %s, and its records are in no other file that is there. It stays. If ZooKeeper was "
+            "restored from an older state, it may be the only copy; if it is a copy that was given up, it goes by "
+            "itself once its segments are in another file",
+            name,
+            url,
+            extra=about(log=name),
+        )
     count = len(swept.objects) + len(swept.uploads)
     if count:
         services.meter.root.cold_swept.inc(count)

@@ -29,7 +29,7 @@ from dlspark.objects.errors import (
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_steps import ColdKeptError, ColdMovedError, ColdTakenError
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import ColdAttempt, ColdLog, ColdUnit
+from metadata.distributedlog.cold_units import ColdAttempt, ColdLog, ColdUnit, object_name
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation import fault_points
@@ -154,7 +154,11 @@ class UnitSteps:
             options=settings.cold_options,
         )
         about_log = await self._cold.cold_log(self._log)
-        if about_log is None:
+        # By the id: a log that was made anew since has an identity too, and it is not this attempt's.
+        made = self._attempt.value
+        if about_log is None or not made.url.endswith(
+            object_name(about_log.value, made.first, made.last, made.attempt)
+        ):
             raise ColdMovedError("the log was made anew; nothing was copied", log=self._log)
         self._about = about_log.value
 
@@ -208,11 +212,16 @@ class UnitSteps:
 
     async def _look(self) -> Event:
         attempt = self._known_attempt.value
-        for found in await self._cold.attempts(self._log):
+        marks = await self._cold.marks(self._log)
+        if marks is None or not marks.owns(attempt.url):
+            # Renamed, made anew, or going: our object may be the file of a unit under another name. That log's sweep
+            # finds it if it is not; here nothing is concluded from what is missing.
+            return Event.REFUSED
+        for found in marks.attempts:
             if found.value.attempt == attempt.attempt:
                 self._attempt = found
                 return Event.FOUND_ATTEMPT
-        for unit in await self._cold.units(self._log):
+        for unit in marks.units:
             files = [*([unit.value.file] if unit.value.file is not None else []), *unit.value.replaced]
             # By the address as well: redaction gives a unit another attempt, and keeps its former file for a while.
             if unit.value.attempt == attempt.attempt or any(file.url == attempt.url for file in files):

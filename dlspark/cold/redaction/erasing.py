@@ -393,6 +393,13 @@ class LogErasure:
             redacted=written.redacted,
         )
         for _ in range(MAX_REPEATS):
+            # Just before it counts: no mark names it yet, so the sweep takes it from whoever stands still for a day.
+            info = await store.head(rewritten.url)
+            if info.bytes != written.bytes:
+                raise DamagedColdFileError(
+                    f"it has {info.bytes} bytes, and {written.bytes} were written; it replaces no file",
+                    url=rewritten.url,
+                )
             try:
                 await self._cold.replace_file(self._log, unit, after, attempt=attempt, segments=written.segments)
                 return True
@@ -409,9 +416,13 @@ class LogErasure:
         raise moved
 
     async def _discard(self, store: ObjectStore, url: str) -> None:
-        """Delete a file that no mark names; where that fails, the sweep does it."""
+        """Delete a file that no mark names; where that is not certain, or fails, the sweep does it.
+
+        That the unit is not there says nothing: the log may have been renamed, with the new file in its unit."""
         try:
-            await store.delete(url)
+            marks = await self._cold.marks(self._log)
+            if marks is not None and marks.dead(url):
+                await store.delete(url)
         except DistributedLogError:
             pass
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from helpers.cold.moving_world import MovingWorld
+from helpers.cold.places import put
 from helpers.waiting import until
 
 from dlspark.cold.moving import copying
@@ -265,3 +267,21 @@ async def test_a_worker_that_stood_still_finishes_nothing(world, monkeypatch, po
     assert units[0].file.url in world.bucket.objects, "the unit's own object was not touched"
     assert await world.read(await world.namespace(), "log") == written
     await world.check_tidy(namespace, "log")
+
+
+async def test_a_replaced_file_stays_where_the_one_in_its_place_is_not_there(world):
+    namespace = await world.namespace()
+    await world.write(namespace, "log", 2)
+    mover = world.mover(namespace, "log")
+    world.right(await mover.run(at_once=True))
+    cold = ColdStore(namespace.services.logs)
+    (unit,) = await cold.units("log")
+    other = replace(unit.value.file, url=unit.value.file.url.replace(unit.value.attempt, "0123"))
+    await cold.replace_file("log", unit, other, attempt="0123")
+    world.clock.moment_ms += 3_600_000
+    done = await mover.run()
+    assert done.replaced_deleted == []
+    assert "delete the replaced files" in done.problems[0]
+    assert unit.value.file.url in world.bucket.objects
+    await put(world.open_store("s3://memory/cold"), other.url, bytes(other.bytes))
+    assert world.right(await mover.run()).replaced_deleted == [unit.value.file.url]

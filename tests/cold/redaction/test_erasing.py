@@ -23,11 +23,13 @@ from dlspark.cold.restoring.returning import LogReturn
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.errors import DamagedColdFileError, SqlTextError
+from dlspark.objects.errors import ObjectNotFoundError
 from dlspark.objects.opening import open_store
 from dlspark.tables.declaration import SchemaChangedError
 from dlspark.tables.evolution import RenameColumn
 from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_store import ColdStore
+from metadata.foundation import fault_points
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.zookeeper.memory import Fault
 
@@ -367,3 +369,20 @@ async def _killed(cluster, folder, rng):
     named = {file.url for unit in await units_of(namespace, "log") for file in (unit.file, *unit.replaced)}
     there = {f"file://{path}" for path in folder.rglob("*.parquet")}
     assert named <= there, "no mark names a file that is not there"
+
+
+async def test_a_new_file_that_is_gone_before_it_counts_takes_no_others_place(namespace, folder, monkeypatch):
+    await written(namespace, "log", SEGMENTS)
+    await moved(namespace, "log", f"file://{folder}", [(1, 2)])
+    before = await units_of(namespace, "log")
+
+    def swept(point):
+        if point == "cold.rewritten":  # as if it stood still here for longer than the sweep waits
+            newest = max(folder.rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+            assert f"file://{newest}" not in [unit.file.url for unit in before]
+            newest.unlink()
+
+    monkeypatch.setattr(fault_points, "reach", swept)
+    with pytest.raises(ObjectNotFoundError):
+        await erase(namespace, at((1, 1, 0)))
+    assert await units_of(namespace, "log") == before
