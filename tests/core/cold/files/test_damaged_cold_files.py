@@ -19,6 +19,7 @@ from helpers.cold_segments import (
     written,
 )
 
+from dlspark.core.cold.files.digests import RecordColumns, RecordDigest
 from dlspark.core.cold.files.entry_table import EntryTable
 from dlspark.core.cold.files.footer import Footer
 from dlspark.core.cold.files.row_groups import decode_row_group
@@ -214,6 +215,13 @@ def json_segment(lssn: int, records: int) -> MadeSegment:
     return maker.finish()
 
 
+def digest_of(records: RecordColumns) -> bytes:
+    """Return the digest of a row group's records."""
+    digest = RecordDigest()
+    digest.update(records)
+    return digest.digest()
+
+
 def error_at(data: bytes, footer: Footer, at: int, bit: int) -> DamagedColdFileError:
     """Flip a bit; assert that whoever verifies, and whoever reads what has it, gets an error with its place; return
     the error."""
@@ -239,9 +247,13 @@ def error_at(data: bytes, footer: Footer, at: int, bit: int) -> DamagedColdFileE
         decode_row_group(footer, index, parts_of(bad, footer.ranges(index)))
     for error in (verified.value, read.value):
         assert (error.row_group, error.column) == (index, chunk.path)
-    if chunk.path.split(".")[0] in {name.split(".")[0] for name in footer.record_columns(index)}:
+    columns = footer.record_columns(index)
+    if any(footer.row_groups[index].chunks[leaf] is chunk for leaf in footer.leaves(columns)):
         with pytest.raises(DamagedColdFileError, match=f"row group {index}, column"):
             records_of(bad, footer, index)
+    else:
+        # Whoever reads records does not fetch it.
+        assert footer.row_groups[index].digest == digest_of(records_of(bad, footer, index))
     for other in {max(0, index - 1), min(index + 1, len(footer.row_groups) - 1)} - {index}:
         assert len(records_of(bad, footer, other)) == footer.row_groups[other].records
     return read.value
