@@ -18,24 +18,24 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 
 from simulation import mutations
-from simulation.cold.runs import COLD_POINTS, points_missing, run_cold, run_colds
+from simulation.cold.runs import COLD_POINTS, cold_command, run_cold
 from simulation.faults.coverage import COVERAGE_POINTS, FLEET_POINTS, NAME_POINTS
 from simulation.runs.failover import run_failovers, table
 from simulation.runs.fleets import print_fleets, run_fleet, run_fleets
-from simulation.runs.seeds import (
+from simulation.runs.many import (
     RunReport,
     RunsSummary,
     print_failure,
     print_progress,
     print_summary,
     run_many,
-    run_seed,
 )
+from simulation.runs.seeds import replay_command, run_seed
 
 ENOUGH_FOR_ALL_POINTS = 300
 CHAINS_ALONE = ("ledger.", "net.late-answers", "reader.", "recovery.closed", "recovery.of-doubtful", "writer.")
@@ -72,7 +72,7 @@ def main() -> int:
         return _one(arguments.seed, arguments.trace, arguments.mutation, logs, names)
     if arguments.mutations:
         return _mutations(arguments)
-    return _many(range(arguments.first, arguments.first + arguments.seeds), arguments.processes, logs, names)
+    return _logs_or_chains(arguments)
 
 
 def _fleets(arguments: argparse.Namespace) -> int:
@@ -82,11 +82,7 @@ def _fleets(arguments: argparse.Namespace) -> int:
             return _show(run_fleet(seed, trace=arguments.trace))
     began = time.monotonic()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
-
-    def progress(runs: int, failed: int) -> None:
-        print(f"{runs} runs so far, {failed} failed", flush=True)
-
-    reports = run_fleets(seeds, processes=arguments.processes, progress=progress)
+    reports = run_fleets(seeds, processes=arguments.processes, progress=print_progress)
     summary = print_fleets(reports, began=began)
     if summary.failures:
         return 1
@@ -98,19 +94,7 @@ def _colds(arguments: argparse.Namespace) -> int:
         with mutations.applied(arguments.mutation) if arguments.mutation else nullcontext():
             return _show(run_cold(arguments.seed, trace=arguments.trace))
     seeds = range(arguments.first, arguments.first + arguments.seeds)
-
-    def progress(runs: int, failed: int) -> None:
-        print(f"{runs} runs so far, {failed} failed", flush=True)
-
-    reports = run_colds(seeds, processes=arguments.processes, progress=progress)
-    failures = sum(report.failure is not None for report in reports)
-    print(f"{len(reports)} runs, {failures} failed, {sum(report.virtual_s - 1000 for report in reports):.0f} virtual s")
-    for point in COLD_POINTS:
-        print(f"    {point:34}{sum(report.points[point] for report in reports):>10}")
-    missing = points_missing(reports) if len(seeds) >= ENOUGH_FOR_ALL_POINTS else []
-    if missing:
-        print(f"never reached: {', '.join(missing)}")
-    return 1 if failures else 2 if missing else 0
+    return _many(run_cold, cold_command, seeds, arguments.processes, COLD_POINTS)
 
 
 def _one(seed: int, trace: bool, mutation: str | None, logs: bool, names: bool) -> int:
@@ -138,20 +122,40 @@ def _failovers(seeds: range) -> int:
     return int(bool(failed))
 
 
-def _many(seeds: range, processes: int, logs: bool, names: bool) -> int:
+def _logs_or_chains(arguments: argparse.Namespace) -> int:
+    logs, names = arguments.logs, arguments.names
+    points: Sequence[str] = COVERAGE_POINTS
+    if names:
+        points = NAME_POINTS
+    elif logs:
+        points = [point for point in COVERAGE_POINTS if not point.startswith(CHAINS_ALONE)]
+    return _many(
+        partial(run_seed, logs=logs, names=names),
+        partial(replay_command, logs=logs, names=names),
+        range(arguments.first, arguments.first + arguments.seeds),
+        arguments.processes,
+        points,
+    )
+
+
+def _many(
+    run: Callable[[int], RunReport],
+    command: Callable[[int], str],
+    seeds: range,
+    processes: int,
+    points: Iterable[str],
+) -> int:
     began = time.monotonic()
-    failed = partial(print_failure, logs=logs, names=names)
-    summary = run_many(seeds, processes=processes, logs=logs, names=names, failed=failed, progress=print_progress)
-    print_summary(summary, began=began, verbose=True)
+
+    def heard(report: RunReport) -> None:
+        if report.failure is not None:
+            print_failure(report, command(report.seed))
+
+    summary = run_many(run, seeds, processes=processes, heard=heard, progress=print_progress)
+    print_summary(summary, began=began)
     if summary.failures:
         return 1
-    if len(seeds) < ENOUGH_FOR_ALL_POINTS:
-        return 0
-    if names:
-        return _never_reached(summary, NAME_POINTS)
-    return _never_reached(
-        summary, [point for point in COVERAGE_POINTS if not logs or not point.startswith(CHAINS_ALONE)]
-    )
+    return _never_reached(summary, points if len(seeds) >= ENOUGH_FOR_ALL_POINTS else ())
 
 
 def _never_reached(summary: RunsSummary, points: Iterable[str]) -> int:

@@ -1,4 +1,4 @@
-"""One run with cold storage, drawn from a seed; and many of them.
+"""A run with cold storage, drawn from a seed.
 
 A run writes, rolls, truncates, moves and reads for some virtual seconds while things go wrong; then everything heals,
 the movers come to rest, the log is read by a new client, and the bucket is swept and looked at.
@@ -7,9 +7,7 @@ the movers come to rest, the log is read by a new client, and the bucket is swep
 from __future__ import annotations
 
 import asyncio
-import gc
-import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from random import Random
 from unittest import mock
@@ -27,8 +25,9 @@ from simulation.cluster import ClientMachine
 from simulation.cold.checker import SECOND_MS
 from simulation.cold.programs import LOG, ColdPrograms
 from simulation.cold.world import ColdWorld, drawn_settings
-from simulation.environment.loop import Process, unheard
-from simulation.runs.seeds import PROGRESS_EVERY, RunReport, all_serve, collect_at_times, undisturbed
+from simulation.environment.loop import Process
+from simulation.runs.many import RunReport, play
+from simulation.runs.seeds import all_serve
 from simulation.tier import SERVERS, QuietNode
 
 NODES = 3
@@ -129,24 +128,13 @@ class ColdNemesis:
 
 def run_cold(seed: int, *, trace: bool = False) -> RunReport:
     """Return one run, to its end or to its first violation."""
-    failure: str | None = None
-    with undisturbed(), short_times():
-        world = ColdWorld(f"cold-{seed}", trace=trace)
-        try:
-            world.run(_play(world), limit_s=300.0)
-        except Exception as error:
-            failure = str(world.ledger_checkers.violation or f"{type(error).__name__}: {error}")
-        if failure is None and world.loop.unhandled:
-            failure = f"unhandled: {world.loop.unhandled[0]}"
-    return RunReport(
-        seed=seed,
-        failure=failure,
-        points=world.points,
-        trace=world.trace.lines if trace else None,
-        trace_sum=world.trace.sum,
-        virtual_s=world.loop.time(),
-        steps=world.loop.steps,
-    )
+    with short_times():
+        return play(RunReport(seed), lambda: ColdWorld(f"cold-{seed}", trace=trace), _scenario, limit_s=300.0)
+
+
+def cold_command(seed: int) -> str:
+    """Return how to see one run again."""
+    return f"python -m simulation --cold --seed {seed} --trace"
 
 
 @contextmanager
@@ -160,7 +148,7 @@ def short_times() -> Iterator[None]:
         yield
 
 
-async def _play(world: ColdWorld) -> None:
+async def _scenario(world: ColdWorld) -> None:
     rng = world.rng("plan")
     for number in range(NODES):
         world.nodes.append(QuietNode(world, f"b{number}"))
@@ -235,48 +223,3 @@ async def _verify(world: ColdWorld, client: ClientMachine, programs: ColdProgram
     await programs.look(namespace)
     await stores.close()
     await namespace.close()
-
-
-def run_colds(
-    seeds: Iterable[int], *, processes: int = 1, stop_at: int = 10, progress: Callable[[int, int], None] | None = None
-) -> list[RunReport]:
-    """Return all of these runs, or until `stop_at` of them have failed. `progress` hears how many there were and
-    failed."""
-    done: list[RunReport] = []
-    failed = 0
-    for report in _reports(seeds, processes):
-        done.append(report)
-        if report.failure is not None:
-            failed += 1
-            print(f"seed {report.seed}: {report.failure}\n    {cold_command(report.seed)}", flush=True)
-            if failed >= stop_at:
-                break
-        if progress is not None and len(done) % PROGRESS_EVERY == 0:
-            progress(len(done), failed)
-    with unheard():
-        gc.collect()
-    return done
-
-
-def _reports(seeds: Iterable[int], processes: int) -> Iterator[RunReport]:
-    if processes <= 1:
-        yield from map(_run_and_collect, seeds)
-        return
-    with multiprocessing.get_context("spawn").Pool(processes, initializer=gc.disable, maxtasksperchild=200) as pool:
-        yield from pool.imap_unordered(_run_and_collect, seeds, chunksize=5)
-
-
-def _run_and_collect(seed: int) -> RunReport:
-    report = run_cold(seed)
-    collect_at_times()
-    return report
-
-
-def cold_command(seed: int) -> str:
-    """Return how to see one run again."""
-    return f"python -m simulation --cold --seed {seed} --trace"
-
-
-def points_missing(reports: Sequence[RunReport]) -> list[str]:
-    """Return the points of COLD_POINTS that none of the runs has reached."""
-    return [point for point in COLD_POINTS if not any(report.points[point] for report in reports)]

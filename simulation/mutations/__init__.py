@@ -14,7 +14,8 @@ from simulation.cold.runs import run_cold
 from simulation.mutations import cold, ledgers, logs, nodes, proxies
 from simulation.mutations.mutation import Mutation
 from simulation.runs.fleets import run_fleet
-from simulation.runs.seeds import RunReport, run_seed
+from simulation.runs.many import RunReport
+from simulation.runs.seeds import run_seed
 
 __all__ = ["COLD_MUTATIONS", "FLEET_MUTATIONS", "MUTATIONS", "NAME_MUTATIONS", "applied", "run_mutated", "seeds_needed"]
 

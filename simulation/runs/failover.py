@@ -35,7 +35,8 @@ from simulation.checkers.history import OperationOutcome
 from simulation.checkers.logs import WriterSession, WrittenRecord
 from simulation.cluster import ClientMachine, World
 from simulation.environment.loop import unheard
-from simulation.runs.seeds import all_serve, undisturbed
+from simulation.runs.many import undisturbed
+from simulation.runs.seeds import all_serve
 from simulation.workloads.logs import LogWorkload, SimulatedLog
 from simulation.workloads.programs import HEALTHY_S
 

@@ -15,27 +15,15 @@ the proxies end in order, and the logs hold what they must (`checkers.proxies`, 
 from __future__ import annotations
 
 import asyncio
-import gc
-import multiprocessing
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
 from simulation.cluster import World
-from simulation.environment.loop import unheard
 from simulation.faults.tier_nemesis import TierNemesis
 from simulation.reading_tier import ReadTier
-from simulation.runs.seeds import (
-    PROGRESS_EVERY,
-    RunReport,
-    RunsSummary,
-    all_serve,
-    collect_at_times,
-    print_summary,
-    trouble,
-    undisturbed,
-)
+from simulation.runs.many import RunReport, RunsSummary, play, print_failure, print_summary, run_many
+from simulation.runs.seeds import all_serve
 from simulation.tier import QuietNode
 from simulation.workloads.conditional_writers import ConditionalWriters
 from simulation.workloads.operators import Operator
@@ -72,23 +60,7 @@ class FleetReport(RunReport):
 def run_fleet(seed: int, *, trace: bool = False) -> FleetReport:
     """Return one run, to its end or to its first violation."""
     report = FleetReport(seed)
-    began = time.perf_counter()
-    with undisturbed():
-        world = World(f"fleet-{seed}", trace=trace)
-        try:
-            world.run(_scenario(world, report))
-        except Exception as error:
-            report.failure = trouble(world) if world.ledger_checkers.violation is None else str(error)
-            report.failure = report.failure or f"{type(error).__name__}: {error}"
-        report.trace_sum = world.trace.sum
-        report.trace = world.trace.lines
-        report.points = world.points
-        report.operations = world.history.counts()
-        report.virtual_s = world.loop.time() - 1000.0
-        report.steps = world.loop.steps
-        report.failure = report.failure or trouble(world)
-    report.real_s = time.perf_counter() - began
-    return report
+    return play(report, lambda: World(f"fleet-{seed}", trace=trace), lambda world: _scenario(world, report))
 
 
 async def _scenario(world: World, report: FleetReport) -> None:
@@ -199,38 +171,22 @@ def _measure(report: FleetReport, workload: ProxyWorkload, nemesis: TierNemesis)
 
 
 def run_fleets(
-    seeds: Iterable[int], *, processes: int = 1, stop_at: int = 10, progress: Callable[[int, int], None] | None = None
+    seeds: Iterable[int],
+    *,
+    processes: int = 1,
+    stop_at: int = 10,
+    progress: Callable[[RunsSummary], None] | None = None,
 ) -> list[FleetReport]:
-    """Return all of these runs, or until `stop_at` of them have failed. `progress` hears how many there were and
-    failed."""
+    """Return all of these runs, or until `stop_at` of them have failed; a failure is printed with its command."""
     done: list[FleetReport] = []
-    failed = 0
-    for report in _reports(seeds, processes):
+
+    def heard(report: FleetReport) -> None:
         done.append(report)
         if report.failure is not None:
-            failed += 1
-            print(f"seed {report.seed}, {report.kind}: {report.failure}\n    {fleet_command(report.seed)}", flush=True)
-            if failed >= stop_at:
-                break
-        if progress is not None and len(done) % PROGRESS_EVERY == 0:
-            progress(len(done), failed)
-    with unheard():
-        gc.collect()
+            print_failure(report, fleet_command(report.seed))
+
+    run_many(run_fleet, seeds, processes=processes, heard=heard, progress=progress, stop_at=stop_at)
     return done
-
-
-def _reports(seeds: Iterable[int], processes: int) -> Iterator[FleetReport]:
-    if processes <= 1:
-        yield from map(_run_and_collect, seeds)
-        return
-    with multiprocessing.get_context("spawn").Pool(processes, initializer=gc.disable, maxtasksperchild=500) as pool:
-        yield from pool.imap_unordered(_run_and_collect, seeds, chunksize=10)
-
-
-def _run_and_collect(seed: int) -> FleetReport:
-    report = run_fleet(seed)
-    collect_at_times()
-    return report
 
 
 def fleet_command(seed: int) -> str:
@@ -243,7 +199,7 @@ def print_fleets(reports: Sequence[FleetReport], *, began: float) -> RunsSummary
     summary = RunsSummary()
     for report in reports:
         summary.add(report)
-    print_summary(summary, began=began, verbose=True)
+    print_summary(summary, began=began)
     print(fleet_table(reports))
     return summary
 
