@@ -4,8 +4,9 @@ A file runs in one process (`--dist loadfile`), since what its tests start (Spar
 process. A process that is free takes the next file. pytest-xdist would begin with the files of the most tests, which
 are the quickest here, and leave the last third of the time to one process.
 
-`durations.txt` has the seconds of each file that takes some, from a run with `--write-durations`; an old list makes a
-run longer, never wrong. A file that is not listed is a quick one.
+`durations.txt` has the seconds of each file that takes some, from runs with `--write-durations`, each of which renews
+the files that it has run; an old list makes a run longer, never wrong. A file that is not listed is a quick one: list a
+new one that is not.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Durations:
         self._seconds[_name((ROOT / path).resolve())] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        listed = sorted(((seconds, name) for name, seconds in self._seconds.items()), reverse=True)
+        kept = {name: seconds for name, seconds in known_durations().items() if (TESTS / name).exists()}
+        listed = sorted(((seconds, name) for name, seconds in {**kept, **self._seconds}.items()), reverse=True)
         rows = [f"{seconds:7.1f} {name}\n" for seconds, name in listed if seconds >= SHORTEST_S]
         LIST.write_text("".join(rows))

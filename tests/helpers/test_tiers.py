@@ -27,10 +27,10 @@ class ItemOf:
 
 
 FAST, SLOW = ItemOf("cli/test_common.py::test_x"), ItemOf("spark/test_chispa.py::test_x[a]")
-NOTEBOOK = "test_notebooks.py::test_the_notebook_runs"
 TYPED = ItemOf("spark/sink/test_sink_appends.py::test_y[3-json-b]")
 PLAIN = ItemOf("spark/sink/test_sink_appends.py::test_y[3-raw-b]")
-ONE, OTHER = ItemOf(f"{NOTEBOOK}[01-quickstart.ipynb]"), ItemOf(f"{NOTEBOOK}[03-rewind.ipynb]")
+FLEETS = "simulation/test_simulated_proxies.py"
+ONE, OTHER = ItemOf(f"{FLEETS}::test_x"), ItemOf(f"{FLEETS}::test_fleets_reach_what_is_to_go_wrong")
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,7 @@ def test_what_is_listed_is_there() -> None:
         text = (TESTS / file).read_text()
         name, _, parameter = test.partition("[")
         assert not name or f"def {name}(" in text, line
+        assert name or "-" not in parameter, f"{line}: a hyphen separates parameters"
         assert not parameter.endswith(".ipynb]") or (ROOT / "notebooks" / parameter[:-1]).exists(), line
 
 
