@@ -1,34 +1,16 @@
-"""Clusters under the tests of logs: in memory on this loop, and with real storage nodes on a background loop."""
+"""A cluster with real storage nodes on a background loop, for synchronous clients."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
-from helpers.worlds.memory_cluster import MemoryCluster
 
-from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.settings.settings import Settings
 from dlspark.testing.cluster import InProcessCluster
-
-
-@pytest_asyncio.fixture
-async def memory_cluster() -> AsyncIterator[MemoryCluster]:
-    cluster = MemoryCluster()
-    await cluster.start()
-    before = asyncio.all_tasks()
-    yield cluster
-    await cluster.stop()
-    # I16: nothing runs on after everything was closed.
-    left = asyncio.all_tasks() - before - {asyncio.current_task()}
-    for task in left:
-        await asyncio.wait([task], timeout=1)
-    assert [task for task in left if not task.done()] == []
 
 
 @pytest.fixture
@@ -47,8 +29,3 @@ def background_cluster(runtime: Runtime, tmp_path: Path) -> Iterator[InProcessCl
     runtime.run(cluster.start())
     yield cluster
     runtime.run(cluster.stop())
-
-
-@pytest_asyncio.fixture
-async def namespace(memory_cluster: MemoryCluster) -> AsyncNamespace:
-    return await memory_cluster.namespace()

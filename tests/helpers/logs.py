@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import LogRecord
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reading.reader import AsyncLogReader
@@ -42,6 +43,15 @@ async def payloads(log: AsyncLog, start: str | DLSN = "earliest") -> list[bytes]
             return await drained(reader)
         except AlreadyTruncatedError as error:
             return error
+
+
+async def records_of(namespace: AsyncNamespace, name: str = "log", start: str | DLSN = "earliest") -> list[LogRecord]:
+    """Read the records that a new reader of a log finds."""
+    async with await namespace.open_log(name) as log, await log.open_reader(start) as reader:
+        found: list[LogRecord] = []
+        while more := await reader.read_available(100, wait=True):
+            found += more
+        return found
 
 
 async def waits_at_tail(reader: AsyncLogReader) -> None:

@@ -1,42 +1,20 @@
-"""A cluster in memory whose segments a test moves by hand, and places for tables of each kind."""
+"""A mover that a test leads by the hand, and places for tables of each kind."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from helpers.cold.moved import HandMover
-from helpers.cold.places import folder_place
 from helpers.worlds.memory_cluster import MemoryCluster
 
-from dlspark.core.namespace import AsyncNamespace
 from metadata.distributedlog.cold_tables import DELTA, ICEBERG, ColdTable, table_logs
 
 
 @pytest_asyncio.fixture
-async def memory_cluster() -> AsyncIterator[MemoryCluster]:
-    cluster = MemoryCluster()
-    await cluster.start()
-    before = asyncio.all_tasks()
-    yield cluster
-    await cluster.stop()
-    left = asyncio.all_tasks() - before - {asyncio.current_task()}
-    for task in left:
-        await asyncio.wait([task], timeout=1)
-    assert [task for task in left if not task.done()] == []
-
-
-@pytest_asyncio.fixture
-async def namespace(memory_cluster: MemoryCluster) -> AsyncNamespace:
-    return await memory_cluster.namespace()
-
-
-@pytest_asyncio.fixture
-async def mover(memory_cluster: MemoryCluster, tmp_path: Path) -> AsyncIterator[HandMover]:
-    root = folder_place(tmp_path / "cold").root
+async def mover(memory_cluster: MemoryCluster, root: str) -> AsyncIterator[HandMover]:
     moving = HandMover(await memory_cluster.namespace(), root, memory_cluster.bookies, row_group_bytes=2_000)
     yield moving
     await moving.files.close()

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import pytest_asyncio
-from helpers.cold.moved_logs import damage_value, footer_of, moved, units_of
-from helpers.logs import written
+from helpers.cold.moved_logs import FIVE_SEGMENTS, damage_value, footer_of, moved, units_of
+from helpers.logs import records_of, written
 from helpers.worlds.memory_cluster import MemoryCluster
 
 from dlspark.cold.redaction.erasing import LogErasure
@@ -33,35 +31,7 @@ from metadata.foundation import fault_points
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.zookeeper.memory import Fault
 
-SEGMENTS = [[b"a0", b"a1", b"a2"], [b"b0"], [b"c0", b"c1", b"c2"], [b"d0", b"d1"], [b"e0"]]
 COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
-
-
-@pytest_asyncio.fixture
-async def cluster():
-    cluster = MemoryCluster()
-    await cluster.start()
-    yield cluster
-    await cluster.stop()
-
-
-@pytest_asyncio.fixture
-async def namespace(cluster):
-    return await cluster.namespace()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "cold").mkdir()
-    return tmp_path / "cold"
-
-
-async def records_of(namespace, name="log"):
-    async with await namespace.open_log(name) as log, await log.open_reader("earliest") as reader:
-        found = []
-        while more := await reader.read_available(100, wait=True):
-            found += more
-        return found
 
 
 def erasure(namespace, name="log", **changes):
@@ -106,7 +76,7 @@ async def declared(namespace, name="log", **options):
 
 
 async def test_the_records_that_are_meant_are_gone_and_all_others_are_as_they_were(namespace, folder):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     before = await records_of(namespace)
     old = await moved(namespace, "log", f"file://{folder}", [(1, 2), (3, 4)])
     request = at((1, 1, 0), (3, 2, 0), (5, 0, 0))
@@ -175,7 +145,7 @@ async def test_conditions_reach_the_place_of_a_row_and_are_bounded_by_an_id(name
 
 
 async def test_a_log_without_a_schema_is_asked_of_what_records_have(namespace, folder):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     before = await records_of(namespace)
     await moved(namespace, "log", f"file://{folder}", [(1, 4)])
     await erase(namespace, ErasureRequest(where="value = 'c1' or transaction_id < 10"))
@@ -236,7 +206,7 @@ async def test_an_arrow_record_with_one_row_that_is_meant_is_erased_whole(namesp
 
 
 async def test_hot_copies_are_told_of_and_the_file_is_erased_all_the_same(namespace, folder):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     before = await records_of(namespace)
     await moved(namespace, "log", f"file://{folder}", [(1, 2)], keep_hot=True)
     plan = await erasure(namespace).plan(at((1, 1, 0), (3, 0, 0)))
@@ -252,7 +222,7 @@ async def test_hot_copies_are_told_of_and_the_file_is_erased_all_the_same(namesp
 
 
 async def test_erasing_twice_keeps_what_was_erased_and_what_came_back_from_a_file_stays_erased(namespace, folder):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     before = await records_of(namespace)
     await moved(namespace, "log", f"file://{folder}", [(1, 4)])
     await erase(namespace, at((1, 0, 0)))
@@ -274,7 +244,7 @@ async def test_erasing_twice_keeps_what_was_erased_and_what_came_back_from_a_fil
 
 
 async def test_a_borrowed_file_is_replaced_by_one_of_the_log_itself(namespace, folder):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     before = await records_of(namespace)
     (unit,) = await moved(namespace, "log", f"file://{folder}", [(1, 4)])
     store = open_store(f"file://{folder}")
@@ -295,7 +265,7 @@ async def test_a_borrowed_file_is_replaced_by_one_of_the_log_itself(namespace, f
 
 
 async def test_a_damaged_file_is_refused_and_stays(namespace, folder):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     (unit,) = await moved(namespace, "log", f"file://{folder}", [(1, 4)])
     damage_value(unit.file)
     with pytest.raises(DamagedColdFileError):
@@ -304,7 +274,7 @@ async def test_a_damaged_file_is_refused_and_stays(namespace, folder):
 
 
 async def test_a_unit_that_goes_meanwhile_is_left_and_its_new_file_too(namespace, folder, monkeypatch):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     await moved(namespace, "log", f"file://{folder}", [(1, 2), (3, 4)])
     one = erasure(namespace)
     replace_file = one._cold.replace_file
@@ -333,7 +303,7 @@ async def test_killed_anywhere_it_is_run_again(tmp_path, rounds):
 
 async def _killed(cluster, folder, rng):
     namespace = await cluster.namespace()
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     before = await records_of(namespace)
     await moved(namespace, "log", f"file://{folder}", [(1, 2), (3, 4)])
     request = at((1, 1, 0), (3, 2, 0))
@@ -372,7 +342,7 @@ async def _killed(cluster, folder, rng):
 
 
 async def test_a_new_file_that_is_gone_before_it_counts_takes_no_others_place(namespace, folder, monkeypatch):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     await moved(namespace, "log", f"file://{folder}", [(1, 2)])
     before = await units_of(namespace, "log")
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from helpers.cold.moved_logs import all_ledgers, moved, units_of
-from helpers.logs import written
+from helpers.cold.moved_logs import FIVE_SEGMENTS, all_ledgers, moved, units_of
+from helpers.logs import records_of, written
 from helpers.worlds.memory_cluster import MemoryCluster
 
 from dlspark.cold.restoring.checking import check_file, read_footer
@@ -21,27 +20,7 @@ from metadata.distributedlog.cold_store import ColdStore
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.zookeeper.memory import Fault
 
-SEGMENTS = [[b"a0", b"a1", b"a2"], [b"b0"], [b"c0", b"c1", b"c2"], [b"d0", b"d1"], [b"e0"]]
-FILED = [payload for part in SEGMENTS[:4] for payload in part]
-
-
-@pytest_asyncio.fixture
-async def cluster():
-    cluster = MemoryCluster()
-    await cluster.start()
-    yield cluster
-    await cluster.stop()
-
-
-@pytest_asyncio.fixture
-async def namespace(cluster):
-    return await cluster.namespace()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "cold").mkdir()
-    return tmp_path / "cold"
+FILED = [payload for part in FIVE_SEGMENTS[:4] for payload in part]
 
 
 @pytest_asyncio.fixture
@@ -51,7 +30,7 @@ async def filed(namespace, folder):
 
 async def filed_log(namespace, folder):
     """The records of a log, all but its newest segment in files; the log is gone."""
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     await moved(namespace, "log", f"file://{folder}", [(1, 2), (3, 4)])
     found = [one for one in await records_of(namespace) if one.dlsn.lssn < 5]
     await namespace.delete_log("log")
@@ -65,14 +44,6 @@ async def forget_deletions(namespace):
     cold = ColdStore(namespace.logs_store)
     for note in await cold.deleted_logs():
         await cold.forget_deleted(note)
-
-
-async def records_of(namespace, name="log"):
-    async with await namespace.open_log(name) as log, await log.open_reader("earliest") as reader:
-        found = []
-        while more := await reader.read_available(100, wait=True):
-            found += more
-        return found
 
 
 async def rebuilt(namespace, folder, name="again", *, adopt=False, told=lambda unit: None, **choice):
@@ -130,7 +101,7 @@ async def test_deleting_a_rebuilt_log_leaves_the_files(namespace, folder, filed)
 
 @pytest.mark.parametrize("adopt", [False, True])
 async def test_files_that_a_deletion_has_condemned_are_refused(namespace, folder, adopt):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     await moved(namespace, "log", f"file://{folder}", [(1, 2), (3, 4)])
     await namespace.delete_log("log")
     with pytest.raises(CallerError, match="which was deleted from this namespace"):
@@ -226,7 +197,7 @@ async def test_segments_without_a_record_and_without_a_file_are_no_hole(namespac
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST])
 @pytest.mark.parametrize("lost", range(1, 6))
-async def test_a_lost_answer_to_any_transaction_does_no_harm(cluster, namespace, folder, filed, lost, fault):
+async def test_a_lost_answer_to_any_transaction_does_no_harm(memory_cluster, namespace, folder, filed, lost, fault):
     count = 0
 
     def inject(session, operation, path):
@@ -236,9 +207,9 @@ async def test_a_lost_answer_to_any_transaction_does_no_harm(cluster, namespace,
             return fault if count == lost else None
         return None
 
-    cluster.tree.inject = inject
+    memory_cluster.tree.inject = inject
     await rebuilt(namespace, folder)
-    cluster.tree.inject = None
+    memory_cluster.tree.inject = None
     assert count >= lost
     assert await records_of(namespace, "again") == filed
 

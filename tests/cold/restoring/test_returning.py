@@ -6,13 +6,19 @@ from __future__ import annotations
 import random
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from helpers.cold.moved import HandMover
-from helpers.cold.moved_logs import all_ledgers, damage_value, delete_files, moved, truncate_cold, units_of
-from helpers.logs import written
+from helpers.cold.moved_logs import (
+    FIVE_SEGMENTS,
+    all_ledgers,
+    damage_value,
+    delete_files,
+    moved,
+    truncate_cold,
+    units_of,
+)
+from helpers.logs import records_of, written
 from helpers.worlds.memory_cluster import MemoryCluster
 
 from dlspark.cold.redaction.erasing import LogErasure
@@ -28,35 +34,7 @@ from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.store import Create, Delete
 from metadata.zookeeper.memory import Fault
 
-SEGMENTS = [[b"a0", b"a1", b"a2"], [b"b0"], [b"c0", b"c1", b"c2"], [b"d0", b"d1"], [b"e0"]]
 HOUR_MS = 3_600_000
-
-
-@pytest_asyncio.fixture
-async def cluster():
-    cluster = MemoryCluster()
-    await cluster.start()
-    yield cluster
-    await cluster.stop()
-
-
-@pytest_asyncio.fixture
-async def namespace(cluster):
-    return await cluster.namespace()
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> str:
-    (tmp_path / "cold").mkdir()
-    return f"file://{tmp_path}/cold"
-
-
-async def records_of(namespace, name="log", start="earliest"):
-    async with await namespace.open_log(name) as log, await log.open_reader(start) as reader:
-        found = []
-        while more := await reader.read_available(100, wait=True):
-            found += more
-        return found
 
 
 def returns(namespace, **changes):
@@ -74,7 +52,7 @@ async def check_nothing_is_orphaned(namespace):
 
 
 async def test_all_units_come_back_in_ledgers_that_old_readers_open(namespace, root):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     before_hot, before = await hot(namespace), await records_of(namespace)
     await moved(namespace, "log", root, [(1, 2), (3, 4)])
     assert [one.lssn for one in await hot(namespace)] == [5]
@@ -104,7 +82,7 @@ async def test_all_units_come_back_in_ledgers_that_old_readers_open(namespace, r
 
 async def test_a_segment_is_known_by_all_ledgers_that_it_ever_was(namespace, root, tmp_path, monkeypatch):
     monkeypatch.setattr(cold_returns, "MAX_FORMER", 3)
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     first = [one.ledger_id for one in await hot(namespace)][:2]
     await moved(namespace, "log", root, [(1, 2)])
     mover = HandMover(namespace, root)
@@ -127,7 +105,7 @@ async def test_a_segment_is_known_by_all_ledgers_that_it_ever_was(namespace, roo
 
 
 async def test_the_list_has_no_hole_where_only_the_newer_units_are_wanted(namespace, root):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     before = await records_of(namespace)
     await moved(namespace, "log", root, [(1, 1), (2, 2), (3, 3)])
     done = await returns(namespace).run(keep_hot_ms=HOUR_MS, from_segment=2)
@@ -140,7 +118,7 @@ async def test_the_list_has_no_hole_where_only_the_newer_units_are_wanted(namesp
 
 
 async def test_what_a_truncation_has_hidden_does_not_come_back(namespace, root):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     await moved(namespace, "log", root, [(1, 2), (3, 4)])
     await truncate_cold(namespace, "log", (3, 1, 0))
     before = await records_of(namespace)
@@ -155,7 +133,7 @@ async def test_what_a_truncation_has_hidden_does_not_come_back(namespace, root):
 
 
 async def test_of_a_unit_that_is_hidden_in_part_only_the_rest_comes_back(namespace, root):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     await moved(namespace, "log", root, [(1, 4)])
     await truncate_cold(namespace, "log", (3, 0, 0))
     before = await records_of(namespace)
@@ -186,10 +164,10 @@ async def test_control_records_and_units_without_a_file_come_back_as_entries(nam
     assert [one.last_entry for one in await hot(namespace)] == [one.last_entry for one in listed]
 
 
-async def test_two_workers_do_not_work_on_one_log(cluster, namespace, root):
-    await written(namespace, "log", SEGMENTS)
+async def test_two_workers_do_not_work_on_one_log(memory_cluster, namespace, root):
+    await written(namespace, "log", FIVE_SEGMENTS)
     await moved(namespace, "log", root, [(1, 4)])
-    other = await cluster.namespace()
+    other = await memory_cluster.namespace()
     lock = await ColdStore(other.logs_store).worker("log", "a mover")
     await lock.acquire(0)
     with pytest.raises(OwnershipAcquireFailedError, match="a mover"):
@@ -199,13 +177,13 @@ async def test_two_workers_do_not_work_on_one_log(cluster, namespace, root):
 
 
 async def test_a_log_with_nothing_cold_says_so(namespace):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     with pytest.raises(CallerError, match="nothing of the log is in cold files"):
         await returns(namespace).run(keep_hot_ms=0)
 
 
 async def test_a_damaged_file_gets_no_byte_into_the_list(namespace, root):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     units = await moved(namespace, "log", root, [(1, 2), (3, 4)])
     damage_value(units[0].file)
     with pytest.raises(DistributedLogError, match="damaged"):
@@ -215,7 +193,7 @@ async def test_a_damaged_file_gets_no_byte_into_the_list(namespace, root):
 
 
 async def test_a_truncation_meanwhile_is_seen_before_anything_is_put_back(namespace, root):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     await moved(namespace, "log", root, [(1, 4)])
     returning = returns(namespace)
     put_back, tries = returning._returns.put_back, []
@@ -235,7 +213,7 @@ async def test_a_truncation_meanwhile_is_seen_before_anything_is_put_back(namesp
 
 async def test_what_is_erased_while_a_return_stands_still_does_not_come_back(namespace, root):
     """Its lock passes on meanwhile: the erasure does not know of it."""
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     await moved(namespace, "log", root, [(1, 4)])
     returning = returns(namespace)
     put_back, tries = returning._returns.put_back, []
@@ -262,7 +240,7 @@ async def test_what_is_erased_while_a_return_stands_still_does_not_come_back(nam
 @pytest.mark.parametrize("late", [False, True])
 async def test_what_upstreams_software_truncates_does_not_come_back(namespace, root, late):
     """It moves the list alone: before a return begins, or while it writes ledgers."""
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     await moved(namespace, "log", root, [(1, 2), (3, 3)])
 
     async def truncate():
@@ -294,9 +272,9 @@ async def test_what_upstreams_software_truncates_does_not_come_back(namespace, r
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST])
 @pytest.mark.parametrize("lost", [1, 4, 5, 6])
-async def test_a_lost_answer_to_any_transaction_changes_nothing_of_the_outcome(cluster, root, lost, fault):
-    namespace = await cluster.namespace()
-    await written(namespace, "log", SEGMENTS)
+async def test_a_lost_answer_to_any_transaction_changes_nothing_of_the_outcome(memory_cluster, root, lost, fault):
+    namespace = await memory_cluster.namespace()
+    await written(namespace, "log", FIVE_SEGMENTS)
     before = await records_of(namespace)
     await moved(namespace, "log", root, [(1, 2), (3, 4)])
     count = 0
@@ -308,9 +286,9 @@ async def test_a_lost_answer_to_any_transaction_changes_nothing_of_the_outcome(c
             return fault if count == lost else None
         return None
 
-    cluster.tree.inject = inject
+    memory_cluster.tree.inject = inject
     await returns(namespace).run(keep_hot_ms=0)
-    cluster.tree.inject = None
+    memory_cluster.tree.inject = None
     assert count >= lost, "each of them was lost once"
     assert [one.lssn for one in await hot(namespace)] == [1, 2, 3, 4, 5]
     assert await records_of(namespace) == before
@@ -329,7 +307,7 @@ async def test_killed_anywhere_it_is_run_again_and_leaves_nothing_behind(tmp_pat
 
 async def _killed(cluster, root, rng):
     namespace = await cluster.namespace()
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     before = await records_of(namespace)
     await moved(namespace, "log", root, [(1, 2), (3, 4)])
     for _ in range(20):
@@ -367,7 +345,7 @@ async def _killed(cluster, root, rng):
 
 
 async def test_a_reader_at_a_position_in_the_past_goes_on(namespace, root):
-    await written(namespace, "log", SEGMENTS)
+    await written(namespace, "log", FIVE_SEGMENTS)
     await moved(namespace, "log", root, [(1, 2), (3, 4)])
     async with await namespace.open_log("log") as log, await log.open_reader("earliest") as reader:
         first = await reader.read_next()
@@ -375,5 +353,5 @@ async def test_a_reader_at_a_position_in_the_past_goes_on(namespace, root):
         rest = []
         while more := await reader.read_available(100, wait=True):
             rest += more
-    assert [one.payload for one in [first, *rest]] == [payload for part in SEGMENTS for payload in part]
+    assert [one.payload for one in [first, *rest]] == [payload for part in FIVE_SEGMENTS for payload in part]
     assert first.dlsn == DLSN(1, 0, 0)

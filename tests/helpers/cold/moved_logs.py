@@ -21,6 +21,8 @@ from metadata.foundation.errors import NoNodeError
 from metadata.store import ANY_VERSION, Create, Delete, SetData
 
 FINISHED_MS = 1_764_300_000_000
+FIVE_SEGMENTS = [[b"a0", b"a1", b"a2"], [b"b0"], [b"c0", b"c1", b"c2"], [b"d0", b"d1"], [b"e0"]]
+"""The payloads of a log that is moved, returned, rebuilt and erased in many tests."""
 
 
 async def moved(

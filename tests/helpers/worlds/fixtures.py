@@ -11,7 +11,9 @@ import pytest
 
 # Every process of the tests loads this module: what is needed for a fixture is imported when a test takes it.
 if TYPE_CHECKING:
+    from dlspark.core.namespace import AsyncNamespace
     from dlspark.testing.cluster import InProcessCluster
+    from helpers.worlds.memory_cluster import MemoryCluster
     from helpers.worlds.metadata import MetadataServer
     from helpers.worlds.warm_sandbox import WarmSandbox
     from metadata.zookeeper.embedded import EmbeddedZooKeeper
@@ -39,6 +41,29 @@ async def metadata_server(request: pytest.FixtureRequest) -> AsyncIterator[Metad
     yield made
     for store in made.stores:
         await store.close()
+
+
+@pytest.fixture
+async def memory_cluster() -> AsyncIterator[MemoryCluster]:
+    """Run a cluster in memory, on the test's own loop."""
+    from helpers.worlds.memory_cluster import MemoryCluster
+
+    cluster = MemoryCluster()
+    await cluster.start()
+    before = asyncio.all_tasks()
+    yield cluster
+    await cluster.stop()
+    # I16: nothing runs on after everything was closed.
+    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    for task in left:
+        await asyncio.wait([task], timeout=1)
+    assert [task for task in left if not task.done()] == []
+
+
+@pytest.fixture
+async def namespace(memory_cluster: MemoryCluster) -> AsyncNamespace:
+    """Give a client of the cluster in memory."""
+    return await memory_cluster.namespace()
 
 
 @pytest.fixture
