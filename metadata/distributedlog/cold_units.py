@@ -32,9 +32,6 @@ Position: TypeAlias = tuple[int, int, int]
 """Segment, entry and slot: a DLSN, whose own class lies above this package."""
 
 VERSION: Final = 1
-COLD: Final = "cold"
-ATTEMPTS: Final = "attempts"
-UNITS: Final = "units"
 WORKER: Final = "worker"
 NAMESPACE: Final = ".dlspark-cold"
 DELETED: Final = "deleted"

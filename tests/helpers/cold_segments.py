@@ -28,6 +28,7 @@ from dlspark.core.cold.files.digests import RecordColumns
 from dlspark.core.cold.files.entries import rebuild_entries
 from dlspark.core.cold.files.footer import TAIL_BYTES, FileIdentity, Footer
 from dlspark.core.cold.files.row_groups import decode_records
+from dlspark.core.cold.files.verifying import FileVerifier, WholeFile
 from dlspark.core.cold.files.writing import ColdFileWriter, WrittenFile
 from dlspark.tables.declaration import Declaration
 from metadata.distributedlog.segments import SegmentMetadata
@@ -212,3 +213,12 @@ def decoded(segment: MadeSegment, entries: Iterable[tuple[int, memoryview]]) -> 
 LARGEST = MAX_PAYLOAD_BYTES
 """Bytes of the largest payload that a record may have."""
 assert HEADER_BYTES + LARGEST + ENVELOPE_BYTES <= MAX_LOGRECORDSET_SIZE
+
+
+def verified(data: bytes, url: str) -> WholeFile:
+    """Return what is in a file, all of which is checked. Raises DamagedColdFileError."""
+    needed = Footer.bytes_needed(memoryview(data[-8:]), len(data), url)
+    verifier = FileVerifier(Footer.parse(memoryview(data[len(data) - needed :]), len(data), url))
+    for offset, length in verifier.parts:
+        verifier.take(data[offset : offset + length])
+    return verifier.finish()

@@ -109,7 +109,6 @@ class Event(Enum):
 
 
 Effects: TypeAlias = tuple[Effect, ...]
-Outcome: TypeAlias = tuple[Phase, Effects]
 
 
 @dataclass(frozen=True, slots=True)

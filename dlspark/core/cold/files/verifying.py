@@ -15,7 +15,6 @@ znode has it too (`ColdFile.sha256`), and an object that someone has replaced by
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -190,21 +189,3 @@ class FileVerifier:
 
     def _error(self, what: str, row_group: int | None = None) -> DamagedColdFileError:
         return DamagedColdFileError(what, url=self.footer.url, row_group=row_group)
-
-
-def verify_file(read: Callable[[int, int], Buffer], size: int, url: str) -> WholeFile:
-    """Check a whole file, and return what is in it.
-
-    Args:
-        read: returns the bytes at (offset, length).
-        size: of the file in bytes.
-        url: for errors.
-
-    Raises DamagedColdFileError with the first place that is damaged.
-    """
-    ending = memoryview(read(max(size - 8, 0), min(size, 8)))
-    needed = Footer.bytes_needed(ending, size, url)
-    verifier = FileVerifier(Footer.parse(memoryview(read(size - needed, needed)), size, url))
-    for offset, length in verifier.parts:
-        verifier.take(read(offset, length))
-    return verifier.finish()

@@ -16,6 +16,7 @@ from helpers.cold_segments import (
     parts_of,
     random_segment,
     records_of,
+    verified,
     written,
 )
 
@@ -23,7 +24,7 @@ from dlspark.core.cold.files.digests import RecordColumns, RecordDigest
 from dlspark.core.cold.files.entry_table import EntryTable
 from dlspark.core.cold.files.footer import Footer
 from dlspark.core.cold.files.row_groups import decode_row_group
-from dlspark.core.cold.files.verifying import FileVerifier, verify_file
+from dlspark.core.cold.files.verifying import FileVerifier
 from dlspark.errors import DamagedColdFileError
 from dlspark.tables.declaration import Declaration, RecordFormat
 from dlspark.tables.types import LONG, STRING, Field, Schema
@@ -48,7 +49,7 @@ def small_file() -> bytes:
 
 def whole(data: bytes) -> str:
     """Return the digest of a file that was verified."""
-    return verify_file(lambda offset, length: data[offset : offset + length], len(data), URL).digest
+    return verified(data, URL).digest
 
 
 def damaged(data: bytes, at: int, bit: int) -> bytes:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from helpers.cold_segments import LARGEST, MadeSegment, SegmentMaker, footer_of, rebuilt, written
+from helpers.cold_segments import LARGEST, MadeSegment, SegmentMaker, footer_of, rebuilt, verified, written
 
 from dlspark.core.codec.entries import Compression
 from dlspark.core.codec.vector_decoding import decode_entries
 from dlspark.core.cold.files.digests import RecordColumns, RecordDigest
 from dlspark.core.cold.files.footer import Footer
-from dlspark.core.cold.files.verifying import verify_file
 
 RECORDS = 1_000_000
 
@@ -68,7 +67,7 @@ def check(seed: str, records: int) -> None:
     data, done = written(segments, at_once=dice.choice((1, 17, 400)), row_group_bytes=dice.choice((1 << 20, 4 << 20)))
     assert done.records == made
     assert done.digest == digest_of(segments)
-    assert verify_file(lambda offset, length: data[offset : offset + length], len(data), "").sha256 == done.sha256
+    assert verified(data, "").sha256 == done.sha256
     footer: Footer = footer_of(data)
     back = [
         MadeSegment(one.metadata, rebuilt(data, footer, one.metadata.lssn))  # each entry, its number as well
