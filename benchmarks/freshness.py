@@ -47,7 +47,7 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.cold import SLOT_SHARE, slot_of
 from dlspark.core.sync.namespace import Namespace
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_tables import ICEBERG, ColdTable
+from metadata.distributedlog.cold_tables import ICEBERG, ColdTable, table_logs
 from metadata.foundation.errors import check
 
 if TYPE_CHECKING:
@@ -201,7 +201,9 @@ class FreshnessRun:
                     log.declare_schema(_SCHEMA)
         for one in self.logs:
             identifier = f"fresh.{one.name.replace('-', '_')}"
-            declared = ColdTable(one.name, uuid.uuid4().hex, ICEBERG, place, identifier, (one.name,), options)
+            declared = ColdTable(
+                one.name, uuid.uuid4().hex, ICEBERG, place, identifier, table_logs([one.name]), options
+            )
             run(_declare(self._uri, declared))
         # By the name that our own syncs open it with: a catalogue in SQL has the tables of each name apart.
         return load_catalog("dlspark", **{"type": "sql", "uri": place, **options})
