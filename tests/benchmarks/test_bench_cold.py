@@ -12,7 +12,7 @@ from benchmarks.cold import ColdBenchmark
 from benchmarks.cold_logs import FLIGHTS, YEAR_MS, another_year, flights
 from benchmarks.freshness import DEFAULT_S, FILES_A_DAY, ROWS, WRITER, FreshLog, FreshnessRun, figures
 from benchmarks.object_server import object_server
-from dlspark.core.settings.cold import SLOT_SHARE, slot_start_ms
+from dlspark.core.settings.cold import slot_length_s, slot_start_ms
 from metadata.foundation.errors import InvariantViolation
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def written(batches: int, freshness_s: int = 30, mode: str = "append") -> FreshL
 
 def in_slots(log: FreshLog, slots: list[int]) -> FreshLog:
     """The log with a file in the middle of each of these slots."""
-    length_s = log.freshness_s * SLOT_SHARE
+    length_s = slot_length_s(log.freshness_s)
     log.finished = [slot_start_ms(log.name, length_s, slot) + round(length_s * 500) for slot in slots]
     return log
 
