@@ -30,7 +30,7 @@ from benchmarks.cold_logs import (
     write_flights,
     write_noise,
 )
-from benchmarks.logs import BULK
+from benchmarks.logs import by_columns, by_records
 from benchmarks.object_server import ObjectServer
 from benchmarks.results import Row, Target
 from dlspark.core.log import AsyncLog
@@ -141,32 +141,36 @@ class ColdBenchmark:
         store = open_store(file.url, file.options)
         try:
 
-            async def get() -> None:
+            async def get() -> float:
+                begin = time.perf_counter()
                 await store.read(file.url, [(0, file.bytes)])
+                return time.perf_counter() - begin
 
-            async def records() -> None:
-                await self._with_log(server, count, by_records)
+            async def records() -> float:
+                return await self._read_by(server, by_records, count)
 
-            async def batches() -> None:
-                await self._with_log(server, count, by_batches)
+            async def batches() -> float:
+                return await self._read_by(server, by_columns, count)
 
-            async def together() -> None:
-                await self._with_log(server, count, _many_by_records)
+            async def together() -> float:
+                return await self._read_by(server, _many_by_records, count)
 
             ways = (get, records, get, batches, get, records, together, records)
-            rates = [file.bytes / _MB / await _seconds_of(way, seconds / 2) for way in ways]
+            rates = [file.bytes / _MB / await _mean(way, seconds / 2) for way in ways]
         finally:
             await store.close()
         self._read.add(rates[1], rates[0], rates[2])
         self._columns.add(rates[3], rates[2], rates[4])
         self._together.add(READERS * rates[6], rates[5], rates[7])
 
-    async def _with_log(
-        self, server: ObjectServer, count: int, read: Callable[[AsyncLog, int], Awaitable[None]]
-    ) -> None:
-        """Read with a namespace of its own, so that nothing of the file is known."""
+    async def _read_by(
+        self, server: ObjectServer, read: Callable[[AsyncLog, int], Awaitable[None]], count: int
+    ) -> float:
+        """Return the seconds of a reading, with a namespace of its own, so that nothing of the file is known."""
         async with await self._open(server) as namespace, await namespace.open_log(LOG) as log:
+            begin = time.perf_counter()
             await read(log, count)
+            return time.perf_counter() - begin
 
     def _first_records(self, server: ObjectServer) -> None:
         file, _ = self._noise
@@ -192,32 +196,14 @@ class ColdBenchmark:
 LOG: Final = "cold-noise"
 
 
-async def by_records(log: AsyncLog, total: int) -> None:
-    """Read so many records from a log's beginning, as objects."""
-    async with await log.open_reader() as reader:
-        seen = 0
-        while seen < total:
-            seen += len(await reader.read_bulk(min(BULK, total - seen)))
-
-
-async def by_batches(log: AsyncLog, total: int) -> None:
-    """Read so many records from a log's beginning, as record batches."""
-    async with await log.open_reader() as reader:
-        seen = 0
-        while seen < total:
-            seen += (await reader.next_batch()).num_rows
-
-
 async def _many_by_records(log: AsyncLog, total: int) -> None:
     await asyncio.gather(*(by_records(log, total) for _ in range(READERS)))
 
 
-async def _seconds_of(way: Callable[[], Awaitable[None]], least_s: float) -> float:
-    """Return the mean time of a way, behind one run that does not count."""
+async def _mean(way: Callable[[], Awaitable[float]], least_s: float) -> float:
+    """Return the mean of the seconds that a way takes, behind one run that does not count."""
     await way()
-    begin = time.perf_counter()
-    runs = 0
-    while not runs or time.perf_counter() - begin < least_s:
-        await way()
-        runs += 1
-    return (time.perf_counter() - begin) / runs
+    times: list[float] = []
+    while not times or sum(times) < least_s:
+        times.append(await way())
+    return statistics.mean(times)

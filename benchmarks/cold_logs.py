@@ -18,7 +18,7 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.demo.datasets import flight_records
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.cold_units import ColdUnit
-from metadata.foundation.errors import check
+from metadata.foundation.errors import check, present
 
 _WHOLE: Final = (
     ["year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time", "sched_arr_time", "arr_delay"],
@@ -96,16 +96,16 @@ async def write_noise(namespace: AsyncNamespace, name: str, size: int) -> int:
                 payloads = pa.BinaryArray.from_buffers(pa.binary(), BATCH_RECORDS, [None, offsets, data])
                 written = writer.write_batch(txids, payloads)
                 count += BATCH_RECORDS
-            check(written is not None, "nothing was written")
-            if written is not None:
-                await written
+            await present(written, "nothing was written")
         return count
 
 
 async def close_with_one_record(namespace: AsyncNamespace, name: str) -> None:
     """Write a segment more, of one record."""
-    async with await namespace.open_log(name) as log, await log.open_writer() as writer:
-        await writer.write(writer.last_txid + 1, b"the newest segment stays with the storage nodes")
+    async with await namespace.open_log(name) as log:
+        async with await log.open_writer() as writer:
+            written = writer.write(writer.last_txid + 1, b"the newest segment stays with the storage nodes")
+        await written  # a record alone waits in the writer's buffer; closing it sends what is there
 
 
 async def move(namespace: AsyncNamespace, name: str) -> list[ColdUnit]:

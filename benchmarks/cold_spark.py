@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-YEARS: Final = 12
-HOT_YEARS: Final = 3
-"""A hot log is read so much slower that fewer of them take as long."""
+YEARS: Final = 6
+HOT_YEARS: Final = 1
+"""A hot log is read so much slower that one of them takes as long."""
 REPEATS: Final = 5
 """Times that a fast query runs in a round."""
 

@@ -44,10 +44,10 @@ from benchmarks.machine import header
 from benchmarks.results import Row, Target, percentile, table
 from dlspark.cold.lake.syncing import TableSync
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.settings.cold import SLOT_SHARE, slot_of
+from dlspark.core.settings.cold import slot_length_s, slot_of
 from dlspark.core.sync.namespace import Namespace
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_tables import ICEBERG, ColdTable
+from metadata.distributedlog.cold_tables import ICEBERG, ColdTable, table_logs
 from metadata.foundation.errors import check
 
 if TYPE_CHECKING:
@@ -116,11 +116,11 @@ class FreshLog:
     @property
     def files_a_day(self) -> float:
         """Files that a day would have at the default freshness; not a number before there are two."""
-        slot_s = self.freshness_s * SLOT_SHARE
+        slot_s = slot_length_s(self.freshness_s)
         slots = [slot_of(self.name, slot_s, at) for at in self.finished]
         if len(slots) < 2 or slots[-1] == slots[0]:
             return float("nan")
-        return (len(slots) - 1) / (slots[-1] - slots[0]) * SECONDS_A_DAY / (DEFAULT_S * SLOT_SHARE)
+        return (len(slots) - 1) / (slots[-1] - slots[0]) * SECONDS_A_DAY / slot_length_s(DEFAULT_S)
 
 
 class FreshnessBenchmark:
@@ -201,7 +201,9 @@ class FreshnessRun:
                     log.declare_schema(_SCHEMA)
         for one in self.logs:
             identifier = f"fresh.{one.name.replace('-', '_')}"
-            declared = ColdTable(one.name, uuid.uuid4().hex, ICEBERG, place, identifier, (one.name,), options)
+            declared = ColdTable(
+                one.name, uuid.uuid4().hex, ICEBERG, place, identifier, table_logs([one.name]), options
+            )
             run(_declare(self._uri, declared))
         # By the name that our own syncs open it with: a catalogue in SQL has the tables of each name apart.
         return load_catalog("dlspark", **{"type": "sql", "uri": place, **options})

@@ -2,7 +2,7 @@
 
 Two times pull in opposite directions. A lake table is as fresh as the newest file, and each file costs requests and an
 entry in every catalogue, so a log cannot have one for each record. `coldFreshnessSeconds` settles it: a log's time is
-cut into **slots** of a little less than that (`SLOT_SHARE`; the rest is for copying). A writer completes its segment
+cut into **slots** of a little less than that (`slot_length_s`; the rest is for copying). A writer completes its segment
 when a slot ends, and a mover makes at most one file that is not full in a slot. With the default that is 300 files a
 day, and no record waits longer than the setting says. Slots of different logs begin at different moments (`slot_of`),
 or all logs of a namespace would roll at once.
@@ -23,9 +23,13 @@ from dlspark.objects.addresses import FILE, S3, parse_root
 from dlspark.objects.errors import ObjectAddressError
 from metadata.foundation.settings import FLAG, TEXT, WHOLE
 
-SLOT_SHARE: Final = 0.96
-"""The part of coldFreshnessSeconds that is waited: what is left is for rolling, copying, reading back and the lake
+_COPY_SHARE: Final = 0.04
+"""The part of coldFreshnessSeconds that is not waited: it is left for rolling, copying, reading back and the lake
 table's commit. With 300 seconds a slot has 288, so a day has 300 slots."""
+_COPY_S: Final = 3.0
+_MOST_COPY_SHARE: Final = 0.1
+"""At least so many seconds are left, for these steps do not get shorter with the setting: of 30 seconds 4% would be
+1.2, and what is written as a slot begins would come late. But no more than this part of it."""
 _FORMS: Final = "Give an absolute path, file:///path, s3://bucket/prefix or hdfs://host:port/path"
 
 
@@ -93,7 +97,7 @@ class ColdKeys:
         3600,
         "coldMaxDelaySeconds",
         "Seconds that a completed segment waits at most for others to fill its file, where coldFreshnessSeconds does "
-        "not move it sooner; below a slot of it (96%) there are more than one file a slot",
+        "not move it sooner; below a slot of it (90 to 96%) there are more than one file a slot",
         minimum=1,
         own=True,
         dynamic=True,
@@ -154,7 +158,7 @@ class ColdKeys:
     @property
     def cold_slot_s(self) -> float:
         """Seconds of one slot; 0 where files are not bound to slots."""
-        return self.cold_freshness_s * SLOT_SHARE if self.cold_path else 0.0
+        return slot_length_s(self.cold_freshness_s) if self.cold_path else 0.0
 
     def _check_cold(self) -> None:
         """Raise SettingsError for values that cannot all be honoured."""
@@ -196,6 +200,11 @@ class ColdKeys:
                 f"coldHotRetentionSeconds={self.cold_hot_retention_s}, so files would go before the hot copies",
                 advice="Raise the first or lower the second",
             )
+
+
+def slot_length_s(freshness_s: float) -> float:
+    """Return the seconds of one slot of this freshness."""
+    return freshness_s - max(_COPY_SHARE * freshness_s, min(_COPY_S, _MOST_COPY_SHARE * freshness_s))
 
 
 def slot_of(log_name: str, slot_s: float, now_ms: int) -> int:

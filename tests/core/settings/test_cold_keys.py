@@ -102,6 +102,11 @@ def test_a_day_has_three_hundred_slots_at_the_default():
     assert Settings(cold_path="/cold", cold_freshness_s=0).cold_slot_s == 0
 
 
+@pytest.mark.parametrize(("freshness_s", "slot_s"), [(300, 288), (75, 72), (60, 57), (30, 27), (10, 9)])
+def test_what_a_slot_leaves_for_copying_does_not_shrink_to_nothing(freshness_s: int, slot_s: float):
+    assert Settings(cold_path="/cold", cold_freshness_s=freshness_s).cold_slot_s == pytest.approx(slot_s)
+
+
 def test_a_slot_begins_where_the_one_before_ends_and_not_for_all_logs_at_once():
     starts = set()
     for log in ("a", "b", "c"):

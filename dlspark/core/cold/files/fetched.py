@@ -51,9 +51,14 @@ class FetchedFile(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         """Return bytes from where it is; to the end of the file where `size` is negative."""
+        return bytes(self.read_buffer(size))
+
+    def read_buffer(self, size: int | None = -1) -> memoryview:
+        """Return bytes as `read` does, as a view of what was fetched: Arrow asks for them here where it can, so that no
+        byte of a row group is copied before it is decompressed."""
         wanted = self._size - self._at if size is None or size < 0 else min(size, self._size - self._at)
         if wanted <= 0:
-            return b""
-        found = bytes(self.part(self._at, wanted))
+            return memoryview(b"")
+        found = self.part(self._at, wanted)
         self._at += wanted
         return found
