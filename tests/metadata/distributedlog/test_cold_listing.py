@@ -90,10 +90,10 @@ async def test_a_log_that_has_one_more_segment_is_asked_for_that_one(
     # A new segment on the list, and the one before it goes into a file.
     await add(logs, newest + 2)
     cold = ColdStore(logs)
-    attempt = await cold.begin("log", newest, newest, root=ROOT, worker="w", now_ms=1)
+    attempt = await cold.copies.begin("log", newest, newest, root=ROOT, worker="w", now_ms=1)
     parts = [ColdSegment(segment(newest), 0, 3, 50)]
     file = ColdFile(attempt.value.url, 10, "aa", "bb", 3, 3)
-    await cold.delete_hot("log", await cold.finish("log", attempt, parts, file, now_ms=2), now_ms=3)
+    await cold.delete_hot("log", await cold.copies.finish("log", attempt, parts, file, now_ms=2), now_ms=3)
 
     assert await reader.units_asked() == [newest]
     assert [one.lssn for one in reader.found] == list(range(1, newest + 3))
