@@ -36,6 +36,7 @@ from metadata.distributedlog.segment_listing import (
 )
 from metadata.distributedlog.segments import COMPLETED_PREFIX, SegmentListError, SegmentMetadata
 from metadata.foundation.errors import CorruptDataError, NoNodeError, present
+from metadata.foundation.tasks import together
 from metadata.retry import repeat
 from metadata.store import MetadataStore, Watcher
 
@@ -129,7 +130,10 @@ class ColdLister:
         `watch` fires once when anything of the log's cold storage changes, where it has any. Raises CorruptDataError.
         """
         if paths.cold not in self._known:
-            # As a rule a log has no cold storage: one request, which goes along with the one for its list.
+            # As a rule a log has no cold storage: one request, which goes along with the one for its list, so it costs
+            # no time. The list's own answer cannot carry it: a log's first file changes nothing in the list, nor may
+            # it, for upstream's owners depend on the list's version; an older "none" would miss what has left since
+            # (I21); and to ask only where the list begins later than it did costs a round trip at each new segment.
             if await self._store.exists(paths.cold) is None:
                 return None
             self._known.add(paths.cold)
@@ -242,7 +246,7 @@ class MergedListing(SegmentListing):
         for start in range(0, len(runs), READS_AT_ONCE):
             some = runs[start : start + READS_AT_ONCE]
             unknown = [numbers for numbers, _ in some if self._known_unit(numbers) is None]
-            await asyncio.gather(*(self._unit(numbers, listed=False) for numbers in unknown))
+            await together(self._unit(numbers, listed=False) for numbers in unknown)
             for index, (numbers, run) in enumerate(some):
                 unit = self._read_units[numbers]
                 found += [self._cold_segment(one, unit) for one in run]

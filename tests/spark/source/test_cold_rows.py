@@ -39,12 +39,14 @@ from pyspark.sql.types import StructType
 from dlspark.core.cold.files.footer import Footer
 from dlspark.core.cold.files.row_groups import decode_records
 from dlspark.core.cold.files.writing import ColdFileWriter
+from dlspark.core.cold.reading.file_reader import ColdFileReader
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.errors import DamagedColdFileError
 from dlspark.spark.errors import TruncatedDataLossError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.schema_version import SchemaVersion
-from dlspark.spark.source.cold_plan import WantedColumns, row_group_spans
+from dlspark.spark.source.cold_plan import RowGroupPlanner, WantedColumns, row_group_spans
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.loading import look_up
 from dlspark.spark.source.partition_reader import LogPartition
@@ -547,3 +549,33 @@ async def test_raw_frames_read_columns(driver_world: DriverWorld, mover: HandMov
     hot = await by_entries(raw)
     await mover.move(LOG, 1, 2)
     assert await by_columns(raw) == hot
+
+
+async def test_a_plan_that_fails_leaves_nothing_running(
+    driver_world: DriverWorld, mover: HandMover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await driver_world.create("flights")
+    for part in range(3):
+        await driver_world.write("flights", range(part * 10, part * 10 + 10))
+    for lssn in (1, 2):
+        await mover.move("flights", lssn, lssn)
+    driver = await driver_world.driver(log="flights")
+    view = (await driver.views())["flights"]
+    spans = await view.spans(view.earliest(), await view.latest())
+    waits = asyncio.Event()
+
+    async def footer(reader: ColdFileReader) -> Footer:
+        if "000000000000000001-" in reader.file.url:
+            await waits.wait()
+            raise DamagedColdFileError("it is damaged", url=reader.file.url)
+        waits.set()
+        await asyncio.Event().wait()  # the store is far away
+        raise AssertionError("unreachable")
+
+    monkeypatch.setattr(ColdFileReader, "footer", footer)
+    planner = RowGroupPlanner(WantedColumns(("value",)), 60)
+    before = asyncio.all_tasks()
+    with pytest.raises(DamagedColdFileError):
+        await planner.spans(spans)
+    assert asyncio.all_tasks() == before
+    await planner.close()
