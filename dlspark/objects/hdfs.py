@@ -10,7 +10,6 @@ leave an outcome open. Everything before concerns a temporary name.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -31,6 +30,7 @@ from dlspark.objects.store import ObjectInfo, OpenUpload
 from dlspark.objects.threaded_writer import ThreadedWriter, begun
 from dlspark.objects.webhdfs import UploadStream, WebHdfs
 from metadata.foundation.errors import check
+from metadata.foundation.tasks import together
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class HdfsStore(OpenedStore):
             self._persist(partial(self._in_thread, partial(_read, self._hdfs, path, url, start, end)))
             for start, end in joined
         ]
-        pieces = await asyncio.gather(*tries)
+        pieces = await together(tries)
         return [
             cut_range(url, offset, length, joined, pieces) if length else memoryview(b"") for offset, length in ranges
         ]

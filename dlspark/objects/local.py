@@ -17,7 +17,6 @@ not mounted, its files must not come to lie below the empty mount point, nor see
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import stat
@@ -44,6 +43,7 @@ from dlspark.objects.opened_store import READ_POLICY, OpenedStore, ReadPolicy, c
 from dlspark.objects.store import ObjectInfo, OpenUpload
 from dlspark.objects.threaded_writer import ThreadedWriter, begun
 from metadata.foundation.errors import check
+from metadata.foundation.tasks import together
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class LocalStore(OpenedStore):
         # A thread for each megabyte, up to four: handing over costs more than a small range does.
         jobs = max(1, min(THREADS, len(ranges), sum(length for _, length in ranges) >> 20))
         tries = [self._persist(partial(self._in_thread, partial(read_some, first, jobs))) for first in range(jobs)]
-        await asyncio.gather(*tries)
+        await together(tries)
         return found
 
     async def delete(self, url: str) -> None:

@@ -197,7 +197,7 @@ class ColdReturns:
         path = f"{paths.cold_units}/{after.name}"
         ops: list[Op] = [
             # Another generation: what others keep of the unit has its old ledgers.
-            SetData(paths.cold, replace(cold, generation=cold.generation + 1).encode(), view.cold.version),
+            SetData(paths.cold, cold.unit_changed(after.first).encode(), view.cold.version),
             view.turn,
             SetData(path, after.encode(), unit.version),
             *(Create(paths.segment(one), one.encode()) for one in segments),

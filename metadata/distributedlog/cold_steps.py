@@ -139,14 +139,14 @@ def changed(
     cold: Versioned[ColdLog],
     *,
     truncated_to: Position | None = None,
-    generation: int | None = None,
+    unit: int | None = None,
     deleted: bool = False,
 ) -> SetData:
-    """Return the part of every step that makes it come before or after any other."""
+    """Return the part of every step that makes it come before or after any other. `unit`: the number of the first
+    segment of the unit that says something else of its segments from now on."""
     after = replace(
-        cold.value,
+        cold.value if unit is None else cold.value.unit_changed(unit),
         truncated_to=cold.value.truncated_to if truncated_to is None else truncated_to,
-        generation=cold.value.generation if generation is None else generation,
         deleted=deleted,
     )
     return SetData(paths.cold, after.encode(), cold.version)

@@ -300,9 +300,8 @@ class ColdStore:
             after = replace(
                 unit.value, attempt=attempt, segments=parts, file=file, replaced=(*unit.value.replaced, *before)
             )
-            generation = cold.value.generation + 1
             await self._store.multi(
-                [SetData(path, after.encode(), unit.version), changed(paths, cold, generation=generation)]
+                [SetData(path, after.encode(), unit.version), changed(paths, cold, unit=after.first)]
             )
             return Versioned(after, unit.version + 1)
 

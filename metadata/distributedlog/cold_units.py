@@ -38,6 +38,9 @@ DELETED: Final = "deleted"
 MAX_SEGMENTS: Final = 500
 """Segments of one unit: the transaction that takes their hot copies off the list has two operations for each."""
 
+MAX_CHANGES: Final = 64
+"""Changes of units that a log's mark tells of: a reader that was away for more reads all units again."""
+
 _NAME: Final = re.compile(r"(\d{18,19})-(\d{18,19})")
 
 
@@ -221,7 +224,10 @@ class ColdLog:
         namespace_id: a random id of the namespace.
         log_id: a random id of the log: it stays where the log is renamed, and is never another log's.
         truncated_to: (segment, entry, slot) below which everything is hidden, hot or cold; (0, 0, 0): nothing.
-        generation: how often a unit's file was put in place of another: what was read of units before is old then.
+        generation: how often what a unit says of its segments was changed: its file was put in place of another, or
+            they were put back into other ledgers.
+        changes: the last of these changes, at most MAX_CHANGES: the generation that each made, and the number of its
+            unit's first segment. What was read of other units stays right.
         deleted: True once the log is being deleted: its files may go at any time, so nothing in them is shown.
     """
 
@@ -230,6 +236,21 @@ class ColdLog:
     truncated_to: Position = (0, 0, 0)
     generation: int = 0
     deleted: bool = False
+    changes: tuple[tuple[int, int], ...] = ()
+
+    def unit_changed(self, first: int) -> ColdLog:
+        """Return what is said once the unit that begins with segment `first` says something else of its segments."""
+        generation = self.generation + 1
+        changes = (*self.changes, (generation, first))[-MAX_CHANGES:]
+        return replace(self, generation=generation, changes=changes)
+
+    def same_since(self, generation: int, first: int) -> bool:
+        """Return whether the unit that begins with segment `first` certainly says of its segments what it said then."""
+        if generation == self.generation:
+            return True
+        later = [change for change in self.changes if change[0] > generation]
+        # Each change is among the last ones, or too many came, or one that an older release has made without telling.
+        return len(later) == self.generation - generation and all(unit != first for _, unit in later)
 
     def encode(self) -> bytes:
         """Return the znode's data."""
@@ -241,6 +262,8 @@ class ColdLog:
         }
         if self.generation:
             fields["generation"] = self.generation
+        if self.changes:
+            fields["changes"] = [list(change) for change in self.changes]
         if self.deleted:
             fields["deleted"] = True
         return _encoded(fields)
@@ -257,6 +280,7 @@ class ColdLog:
                 truncated_to=(segment, entry, slot),
                 generation=int(fields.get("generation", 0)),
                 deleted=bool(fields.get("deleted", False)),
+                changes=tuple((int(made), int(first)) for made, first in fields.get("changes", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise _corrupt_error(data, path) from error

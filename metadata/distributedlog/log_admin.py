@@ -215,11 +215,7 @@ class LogAdmin:
         try:
             check_request(ops)
         except CallerError as error:
-            raise CallerError(
-                f"{len(nodes)} znodes do not fit into one transaction; nothing was renamed",
-                log=old,
-                advice="Truncate the log and let what is truncated expire, then rename it",
-            ) from error
+            raise _too_long_error(old, source, nodes) from error
         return ops
 
     async def _target_ops(self, chosen: LogFolder, target: LogPaths, data: bytes) -> list[Op]:
@@ -353,6 +349,25 @@ def _copies(nodes: Sequence[_ZnodeRead], source: LogPaths, target: LogPaths) -> 
             path = f"{target.schema}/{id_}"
         made.append(Create(path, data))
     return made
+
+
+def _too_long_error(log: str, source: LogPaths, nodes: Sequence[_ZnodeRead]) -> CallerError:
+    """Return the error for a log that cannot be renamed in one step, with what takes the room."""
+    units = sum(node.path.startswith(f"{source.cold_units}/") for node in nodes)
+    if not units:
+        return CallerError(
+            f"{len(nodes)} znodes do not fit into one transaction; nothing was renamed",
+            log=log,
+            advice="Truncate the log and let what is truncated expire, then rename it",
+        )
+    # Not "rebuild it from its files": they are deleted with the old log, whoever else names them.
+    return CallerError(
+        f"{len(nodes)} znodes do not fit into one transaction, {units} of them units of cold storage; nothing was "
+        "renamed",
+        log=log,
+        advice="Truncate the log, or lower its coldRetentionHours, and rename it once a mover has deleted the files of "
+        "what is hidden; or keep the name. With a longer coldFreshnessSeconds there are fewer units from now on",
+    )
 
 
 def _refuse_locked(log: str, paths: LogPaths, nodes: list[_ZnodeRead]) -> None:

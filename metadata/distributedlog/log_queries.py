@@ -208,12 +208,18 @@ class LogQueries:
     async def check(self, name: str) -> None:
         """Raise LogNotFoundError unless there is such a log, CorruptDataError for one of an unknown layout."""
         paths = await self.located(name)
-        try:
-            stat, version = await asyncio.gather(self._look(paths.ledgers), self._get(paths.version))
-        except NoNodeError as error:
-            raise log_not_found_error(name, error.path) from error
+        stat, _ = await asyncio.gather(self._look(paths.ledgers), self.check_layout(name))
         if stat is None:
             raise log_not_found_error(name, paths.ledgers)
+
+    async def check_layout(self, name: str) -> None:
+        """Do what `check` does with one request, for whoever lists the log's segments next: of a half-made log it may
+        be the list that is missing, and its reader is told so then."""
+        paths = await self.located(name)
+        try:
+            version = await self._get(paths.version)
+        except NoNodeError as error:
+            raise log_not_found_error(name, error.path) from error
         _check_layout(name, paths, version.value)
 
     async def open(self, name: str) -> LogState:

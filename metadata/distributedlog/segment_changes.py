@@ -101,6 +101,8 @@ class SegmentChanges:
 
         Raises CorruptDataError.
         """
+        # A request of its own: the log's znode, which `turn` reads, shows by its children that there may be one, but as
+        # of before the list, and a segment that left for its first file in between would not be hidden.
         path = self._paths.cold
         try:
             data, stat = await repeat(self._store, lambda: self._store.get(path))

@@ -41,7 +41,8 @@ MAX_SEGMENTS: Final = 10_000
 TTL_MS: Final = 600_000
 RELISTS: Final = 5
 """How often a list is read again because a segment went while it was read."""
-_READS_AT_ONCE: Final = 256
+READS_AT_ONCE: Final = 256
+"""Znodes that are asked for at the same time."""
 _NUMBERED: Final = re.compile(rf"({IN_PROGRESS_PREFIX}|{COMPLETED_PREFIX})_(\d{{18,19}})")
 
 
@@ -217,10 +218,12 @@ class SegmentListing:
 
     async def read_all(self, first: int = 0, after: int | None = None) -> list[SegmentMetadata]:
         """Return the metadata of the segments of these indices, in order. Raises as `read` does."""
+        return await self._read_each(self._listed[first:after])
+
+    async def _read_each(self, wanted: Sequence[ListedSegment]) -> list[SegmentMetadata]:
         found: list[SegmentMetadata] = []
-        wanted = self._listed[first:after]
-        for start in range(0, len(wanted), _READS_AT_ONCE):
-            found += await asyncio.gather(*(self.read(one) for one in wanted[start : start + _READS_AT_ONCE]))
+        for start in range(0, len(wanted), READS_AT_ONCE):
+            found += await asyncio.gather(*(self.read(one) for one in wanted[start : start + READS_AT_ONCE]))
         return found
 
     async def first_where(self, holds: Callable[[SegmentMetadata], bool]) -> int:

@@ -1,5 +1,5 @@
 """`end_tasks` for every path that cancels tasks and waits for their end, `undisturbed` for what must not be cut off,
-`Once` and `each` for what is closed.
+`together` for what runs at the same time, `Once` and `each` for what is closed.
 
 Before Python 3.12 a cancellation that meets the result of an `asyncio.wait_for` is lost: `wait_for` returns the result,
 the task goes on as if it had not been cancelled, and a caller that waits for its end may wait for ever. So there a
@@ -86,6 +86,16 @@ class Once:
             await _ended(self._task)
         elif not self._task.done():
             await asyncio.wait([self._task])
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all at the same time, and return what they return, in order. Raises the first failure, or the caller's
+    cancellation, once all have ended: the others are cancelled, and none runs on behind its caller's back (I16)."""
+    tasks = [asyncio.get_running_loop().create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await end_tasks(tasks, drop_errors=True)
 
 
 async def each(steps: Iterable[Callable[[], Awaitable[None]]]) -> None:

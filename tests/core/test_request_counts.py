@@ -9,18 +9,22 @@ import pytest
 from helpers.logs import payloads
 
 from dlspark.errors import WriteError
+from metadata.distributedlog.log_names import LogNotFoundError
 
 BOUNDS = {
     "create the log": (9, 9),
     "open the log": (0, 0),
     "open a writer": (10, 10),
     "first write": (15, 6),
-    "open a reader, and read": (7, 7),
+    "open a reader, and read": (6, 6),
     "open a writer again": (11, 11),
     "write again": (6, 6),
     "open a reader at a transaction id": (9, 9),
 }
-"""For a client's first log, and for a later one: by then it knows the cluster's layout and most nodes' addresses."""
+"""For a client's first log, and for a later one: by then it knows the cluster's layout and most nodes' addresses.
+
+One for each time that a reader lists segments asks whether the log has cold storage. It goes along with the list, so it
+costs no time; `ColdLister.names` says why it cannot be spared."""
 ONCE = ("create the log", "open a writer", "first write", "open a reader, and read", "open a writer again")
 """Steps that ask the same of a log no second time."""
 
@@ -108,3 +112,17 @@ async def test_writers_choose_nodes_from_a_list_that_is_read_again_when_it_has_c
         await listed.step("three", lambda: write("three"))
     lists = [sum("children /ledgers/available" in request for request in listed.steps[step]) for step in ("one", "two")]
     assert lists == [1, 0]
+
+
+async def test_a_reader_of_a_half_made_log_is_told_so_by_the_list(memory_cluster):
+    """What it does not ask when it is opened shows with its first look."""
+    namespace = await memory_cluster.namespace()
+    await namespace.create_log("half")
+    log = await namespace.open_log("half")
+    await namespace.store.delete(namespace.logs_store.paths("half").ledgers)
+    async with await log.open_reader() as reader:
+        with pytest.raises(LogNotFoundError):
+            await reader.read_next()
+    await namespace.store.delete(f"{namespace.logs_store.paths('half').partition}/version")
+    with pytest.raises(LogNotFoundError):
+        await log.open_reader()

@@ -164,7 +164,8 @@ class Measures:
         "async_reader_idle_reader_error", "Readers that failed because nothing arrived (readerIdleErrorThresholdMillis)"
     )
     skipped_broken_entries: Count = _count(
-        "skipped_broken_entries", "Entries damaged on all their storage nodes that were passed over"
+        "skipped_broken_entries",
+        "Entries damaged on all their storage nodes, or in their cold file, that were passed over",
     )
     misfit_records: Count = _count(
         "misfit_records", "Records that did not fit their log's schema, read as rows that say why", own=True

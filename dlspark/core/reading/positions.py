@@ -287,7 +287,7 @@ class LogPositions:
         if start == LAST:
             return await self._last_or_end()
         self._check_open()
-        await self._services.reading.logs.check(self.name)
+        await self._services.reading.logs.check_layout(self.name)
         if isinstance(start, DLSN):
             return start
         if start != EARLIEST:

@@ -8,8 +8,8 @@ the one long poll is the only request. The window of entries requested in advanc
 
 Fault model: storage nodes, and the store of a file, may fail, and are then tried again for a while (GIVE_UP_S). An
 entry whose checksum is wrong is damaged for good only if every storage node was asked and none has a good copy; as long
-as one of them cannot be asked, the entry is waited for like any other. Bytes that fail their digest are never delivered
-(I12).
+as one of them cannot be asked, the entry is waited for like any other. A row group of a file is damaged for good if it
+is so twice, and the file is the only copy. Bytes that fail their digest are never delivered (I12).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.reading.segment_ledger import SegmentLedger
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import ReadError
+from dlspark.errors import DamagedColdFileError, ReadError
 from dlspark.objects.errors import StoreRefusedError
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import (
@@ -111,6 +111,7 @@ class SegmentFollower:
         self._window = self._settings.prefetch_entries
         self._failures = 0
         self._failing_since = 0.0
+        self._read_again: tuple[str, int] | None = None  # the damaged row group that was
 
     @property
     def _settings(self) -> Settings:
@@ -123,7 +124,8 @@ class SegmentFollower:
     async def run(self) -> bool:
         """Fetch until the segment's end: True; False if it was empty and recovery removed it.
 
-        Raises ReadError after GIVE_UP_S of failures, the owner's errors, and DigestError for a damaged entry.
+        Raises ReadError after GIVE_UP_S of failures, the owner's errors, DigestError for a damaged entry, and
+        DamagedColdFileError.
         """
         while True:
             try:
@@ -137,6 +139,8 @@ class SegmentFollower:
                 return False
             except DigestError as error:
                 await self._damaged(error)
+            except DamagedColdFileError as error:
+                await self._damaged_rows(error)
             except _FINAL:
                 raise
             except ReadError:
@@ -231,13 +235,49 @@ class SegmentFollower:
             dlsn,
             extra=self._about(),
         )
-        self._owner.measures.skipped_broken_entries.inc()
         self._owner.measures.alerts.inc()
+        await self._pass_over()
+
+    async def _pass_over(self) -> None:
+        self._owner.measures.skipped_broken_entries.inc()
         self._services.counters["broken-entry-skipped"] += 1
         await self._owner.put(
             FetchedEntry(self._segment, self._start_sequence_id, self.next_entry, memoryview(b""), broken=True)
         )
         self.next_entry += 1
+
+    async def _damaged_rows(self, error: DamagedColdFileError) -> None:
+        """Pass the entries of a damaged row group over, if settings ask for it and nothing else has them; or raise."""
+        ledger = self._ledger
+        cold = ledger.cold if ledger is not None else None
+        index = error.row_group
+        # Only where it is known which entries are damaged: what a file's footer would say of a whole segment is not.
+        if ledger is None or cold is None or index is None or not self._settings.skip_broken_entries:
+            raise error
+        found = cold.entries_of(index)
+        if found is None or self.next_entry > found.stop - 1:
+            raise error
+        if self._read_again != (error.url, index):
+            self._read_again = (error.url, index)  # It may have been damaged on its way.
+            return
+        if not await ledger.is_only_in(error):
+            raise error
+        # What lies before its first record are control records alone, which are in no row group.
+        if self.next_entry < found.start and not await self._stream(ledger, found.start - 1, self._window):
+            return
+        _log.error(
+            "log %s: row group %d of %s is damaged: entries %s to %s are skipped (%s)",
+            self._owner.name,
+            index,
+            error.url,
+            DLSN(self._segment.lssn, self.next_entry, 0),
+            DLSN(self._segment.lssn, found.stop - 1, 0),
+            error.message,
+            extra=self._about(),
+        )
+        self._owner.measures.alerts.inc()
+        while self.next_entry < found.stop:
+            await self._pass_over()
 
     async def _is_broken_everywhere(self, entry_id: int) -> bool:
         """Return whether every storage node of the entry was asked, and each has it damaged or lacks it.

@@ -27,7 +27,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.cold.reading.locations import ColdLocation
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import AlreadyTruncatedError, SegmentNotFoundError
+from dlspark.errors import AlreadyTruncatedError, DamagedColdFileError, SegmentNotFoundError
 from dlspark.objects.errors import ObjectNotFoundError, StoreRefusedError
 from metadata.distributedlog.segment_listing import SegmentListing
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
@@ -198,6 +198,13 @@ class SegmentLedger:
                     continue
                 self._services.counters["segment-continued-elsewhere"] += 1
                 return
+
+    async def is_only_in(self, damaged: DamagedColdFileError) -> bool:
+        """Return whether the list says by now that the segment's only copy is the damaged file. Raises `damaged` where
+        the list cannot be read."""
+        listed = await self._listed(damaged)
+        file = listed.cold.file if listed is not None and listed.cold is not None and not is_hot(listed) else None
+        return file is not None and file.url == damaged.url
 
     async def _listed(self, error: DistributedLogError) -> SegmentMetadata | None:
         """Return the segment as it is listed by now, behind all that was committed; None where it is off the list."""

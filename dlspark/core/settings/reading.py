@@ -85,7 +85,8 @@ class ReaderKeys:
         FLAG,
         False,
         "readAheadSkipBrokenEntries",
-        "Whether an entry whose checksum is wrong on every storage node is passed over; the reader's `gaps` list it",
+        "Whether an entry whose checksum is wrong on every storage node is passed over, and the entries of a damaged "
+        "row group of a cold file that is their only copy; the reader's `gaps` list them",
         dynamic=True,
     )
     idle_warn_ms: int = setting(

@@ -28,6 +28,7 @@ from dlspark.spark.source.cold_columns import gives_records, is_cut, record_colu
 from dlspark.spark.source.frame_columns import FrameColumns
 from dlspark.spark.source.planning import ColdRows, SegmentSpan
 from metadata.foundation.errors import check
+from metadata.foundation.tasks import together
 
 if TYPE_CHECKING:
     from dlspark.spark.source.declared_columns import DeclaredColumns
@@ -90,7 +91,7 @@ class RowGroupPlanner:
         Raises ObjectStoreError, DamagedColdFileError.
         """
         self._hold = self._hold or shared_cold_files().hold()
-        planned = await asyncio.gather(*(self._planned(self._hold, span) for span in spans))
+        planned = await together(self._planned(self._hold, span) for span in spans)
         return [one for some in planned for one in some]
 
     async def _planned(self, hold: ColdFilesHold, span: SegmentSpan) -> list[SegmentSpan]:

@@ -8,6 +8,8 @@ import pytest
 from helpers.worlds.metadata import MetadataServer
 
 from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.cold_store import ColdStore
+from metadata.distributedlog.cold_units import unit_name
 from metadata.distributedlog.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
 from metadata.distributedlog.log_admin import Below, LogAdmin
 from metadata.distributedlog.log_folders import FederatedFolders
@@ -17,7 +19,7 @@ from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.permissions import Permissions, PermissionStore
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import BadVersionError, CallerError, OutcomeUnknownError
-from metadata.store import Create, MetadataStore, Stat, Watcher
+from metadata.store import Create, Delete, MetadataStore, Stat, Watcher
 from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 BINDING = Binding.for_cluster("h:1")
@@ -247,6 +249,28 @@ async def test_a_log_too_long_for_one_transaction_stays_as_it_is() -> None:
     with pytest.raises(CallerError, match="nothing was renamed"):
         await LogAdmin(logs).rename("long", "short")
     assert await logs.list() == ["long"]
+
+
+async def test_a_log_of_too_many_cold_units_says_that_these_are_in_the_way_and_is_renamed_without_them() -> None:
+    store = MemoryStore(MemoryTree())
+    await NamespaceStore(store, "/ns").bind(BINDING)
+    logs = LogStore(store, "/ns")
+    await logs.create("long")
+    await ColdStore(logs).ensure("long")
+    units = logs.paths("long").cold_units
+    paths = [f"{units}/{unit_name(number, number)}" for number in range(1, 2_001)]
+    for start in range(0, 2_000, 500):
+        await store.multi([Create(path, b"x" * 700) for path in paths[start : start + 500]])
+    with pytest.raises(CallerError, match=r"2000 of them units of cold storage; nothing was renamed") as refused:
+        await LogAdmin(logs).rename("long", "short")
+    assert "coldRetentionHours" in refused.value.advice
+    assert await logs.list() == ["long"]
+    # A thousand fit.
+    for start in range(0, 1_000, 500):
+        await store.multi([Delete(path) for path in paths[start : start + 500]])
+    await LogAdmin(logs).rename("long", "short")
+    assert await logs.list() == ["short"]
+    assert len((await store.children(logs.paths("short").cold_units))[0]) == 1_000
 
 
 async def test_in_a_federated_namespace_a_name_is_taken_wherever_it_is(store: MetadataStore, root: str) -> None:

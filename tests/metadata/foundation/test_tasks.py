@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
 import pytest
 
 from metadata.foundation import tasks
-from metadata.foundation.tasks import Once, each, end_tasks, undisturbed
+from metadata.foundation.tasks import Once, each, end_tasks, together, undisturbed
 
 
 async def a_result_on_its_way(event: asyncio.Event) -> asyncio.Task[None]:
@@ -168,3 +168,51 @@ async def test_each_step_is_taken_whatever_becomes_of_the_others() -> None:
     with pytest.raises(ValueError, match="step 0"):
         await each([step(0), step(1), step(2)])
     assert taken == [0, 1, 2]
+
+
+async def test_what_runs_together_ends_together() -> None:
+    ended: list[int] = []
+    begun = asyncio.Event()
+
+    async def run(number: int) -> int:
+        try:
+            if number == 2:
+                await begun.wait()
+                raise ValueError("the second failed")
+            begun.set()
+            await asyncio.Event().wait()
+            return number
+        finally:
+            await asyncio.sleep(0)  # to end takes a while
+            ended.append(number)
+
+    before = asyncio.all_tasks()
+    with pytest.raises(ValueError, match="the second failed"):
+        await together(run(number) for number in range(4))
+    assert sorted(ended) == [0, 1, 2, 3]
+    assert asyncio.all_tasks() == before
+
+    async def value(number: int) -> int:
+        return number
+
+    assert await together(value(number) for number in range(3)) == [0, 1, 2]
+    assert await together(list[Coroutine[None, None, int]]()) == []
+
+
+async def test_who_is_cancelled_leaves_nothing_running_that_ran_together() -> None:
+    ended: list[int] = []
+
+    async def run(number: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(number)
+
+    waiting = asyncio.ensure_future(together(run(number) for number in range(3)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert sorted(ended) == [0, 1, 2]

@@ -31,6 +31,7 @@ from pyspark.sql.datasource import (
     IsNotNull,
     IsNull,
     LessThan,
+    LessThanOrEqual,
     Not,
     StringStartsWith,
 )
@@ -39,12 +40,14 @@ from pyspark.sql.types import StructType
 from dlspark.core.cold.files.footer import Footer
 from dlspark.core.cold.files.row_groups import decode_records
 from dlspark.core.cold.files.writing import ColdFileWriter
+from dlspark.core.cold.reading.file_reader import ColdFileReader
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.errors import DamagedColdFileError
 from dlspark.spark.errors import TruncatedDataLossError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.schema_version import SchemaVersion
-from dlspark.spark.source.cold_plan import WantedColumns, row_group_spans
+from dlspark.spark.source.cold_plan import RowGroupPlanner, WantedColumns, row_group_spans
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.loading import look_up
 from dlspark.spark.source.partition_reader import LogPartition
@@ -415,6 +418,84 @@ def safe(holds: Callable[[Row], bool], row: Row) -> bool:
         return False
 
 
+async def test_a_row_group_is_kept_whose_statistics_leave_a_bound_out(
+    driver_world: DriverWorld, mover: HandMover
+) -> None:
+    """Parquet writes no bound of more than 4,096 bytes: of a column that has such a value neither end is known."""
+    assert MAX_BOUND_BYTES == 4_096
+    log = TypedLog(driver_world.namespace, LOG)
+    await log.declare(pa.schema([pa.field("item", pa.string())]), RecordFormat.JSON)
+    longest, longer = "z" * MAX_BOUND_BYTES, "z" * (MAX_BOUND_BYTES + 1)
+    groups = [["b", "c"], ["b", longest], ["b", longer], ["a" * 5_000, "c"], ["a" * 5_000, longer], [longer, None]]
+    for number, items in enumerate([*groups, ["hot"]]):
+        await log.write([{"item": item} for item in items], first_id=10 * number)
+    for lssn in range(1, len(groups) + 1):
+        await mover.move(LOG, lssn, lssn, log.declaration)
+    schema, version = await frame()
+    everything = await by_entries(reader(schema, version))
+    typed = TypedRows(RecordDecoder(log.declaration))
+    spans = [span for one in await plan_of_entries(reader(schema, version)) for span in one.spans if span.is_cold]
+    bounds: list[bool] = []
+    kept: dict[int, list[int]] = {}
+    for span in spans:
+        file = present(present(span.cold, "it is cold").file, "it has a file")
+        (data,) = await mover.files.read(file.url, [(0, file.bytes)])
+        footer = Footer.parse(data, file.bytes, file.url)
+        (leaf,) = footer.leaves(["item"])
+        bounds += [
+            footer.parquet.row_group(at).column(leaf).statistics.has_min_max for at in range(len(footer.row_groups))
+        ]
+        for at, (wanted, _) in enumerate(FILTERS_OF_ITEMS):
+            if row_group_spans(footer, span, WantedColumns((), typed, [wanted])):
+                kept.setdefault(at, []).append(span.lssn)
+    assert bounds == [True, True, False, False, False, False]
+    for at, (wanted, holds) in enumerate(FILTERS_OF_ITEMS):
+        needed = {row["_log"]["segment"] for row in everything if safe(holds, row)} - {len(groups) + 1}  # type: ignore[index]
+        assert needed <= set(kept.get(at, [])), wanted
+        # Where bounds are missing nothing is left out; where they are there, what they exclude is.
+        assert {3, 4, 5, 6} <= set(kept[at]) or isinstance(wanted, IsNull), wanted
+        found = await by_columns(reader(schema, version, [wanted]))
+        assert [row for row in found if safe(holds, row)] == [row for row in everything if safe(holds, row)], wanted
+    assert kept == {0: [2, 3, 4, 5, 6], 1: [3, 4, 5, 6], 2: [3, 4, 5, 6], 3: [1, 2, 3, 4, 5, 6], 4: [6]}
+
+
+MAX_BOUND_BYTES = 4_096
+FILTERS_OF_ITEMS: list[tuple[Filter, Callable[[Row], bool]]] = [
+    (EqualTo(("item",), "z" * 4_096), lambda row: row["item"] == "z" * 4_096),
+    (GreaterThan(("item",), "z" * 4_096), lambda row: row["item"] > "z" * 4_096),
+    (LessThan(("item",), "b"), lambda row: row["item"] < "b"),
+    (LessThanOrEqual(("item",), "c"), lambda row: row["item"] <= "c"),
+    (IsNull(("item",)), lambda row: row["item"] is None),
+]
+
+
+async def test_a_filter_on_rows_of_records_finds_those_of_records_that_are_decoded_anew(
+    driver_world: DriverWorld, mover: HandMover
+) -> None:
+    """When the file was written they were one row, an error; by the columns of today they are four."""
+    log = TypedLog(driver_world.namespace, LOG)
+    await log.declare(pa.schema([pa.field("id", pa.int64()), pa.field("weight", pa.int32())]), RecordFormat.ARROW)
+    before = log.declaration
+    await log.change(WidenColumn(("weight",), LONG))
+    heavy = pa.RecordBatch.from_pylist(
+        [{"id": number, "weight": 2**40 + number} for number in range(4)], schema=arrow_schema(log.declaration.current)
+    )
+    (payload,) = RecordEncoder(log.declaration).encode(heavy).payloads.to_pylist()
+    await log.write_bytes([bytes(payload)], [5])
+    await log.write([{"id": 9, "weight": 9}], first_id=20)
+    await mover.move(LOG, 1, 1, before)
+    schema, version = await frame()
+    everything = await by_entries(reader(schema, version))
+    assert [row["_log"]["row"] for row in everything] == [0, 1, 2, 3, 0]  # type: ignore[index]
+    for wanted, holds in (
+        (EqualTo(("_log", "row"), 3), lambda row: row["_log"]["row"] == 3),
+        (GreaterThan(("_log", "row"), 0), lambda row: row["_log"]["row"] > 0),
+    ):
+        read = reader(schema, version, [wanted])
+        found = await rows(read, await read._plan())
+        assert [row for row in found if holds(row)] == [row for row in everything if holds(row)] != []
+
+
 async def test_a_misfit_of_a_strict_log_is_found_whatever_is_asked(driver_world: DriverWorld, mover: HandMover) -> None:
     log = TypedLog(driver_world.namespace, LOG)
     await log.declare(COLUMNS, timestamp="at", strict=True)
@@ -547,3 +628,33 @@ async def test_raw_frames_read_columns(driver_world: DriverWorld, mover: HandMov
     hot = await by_entries(raw)
     await mover.move(LOG, 1, 2)
     assert await by_columns(raw) == hot
+
+
+async def test_a_plan_that_fails_leaves_nothing_running(
+    driver_world: DriverWorld, mover: HandMover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await driver_world.create("flights")
+    for part in range(3):
+        await driver_world.write("flights", range(part * 10, part * 10 + 10))
+    for lssn in (1, 2):
+        await mover.move("flights", lssn, lssn)
+    driver = await driver_world.driver(log="flights")
+    view = (await driver.views())["flights"]
+    spans = await view.spans(view.earliest(), await view.latest())
+    waits = asyncio.Event()
+
+    async def footer(reader: ColdFileReader) -> Footer:
+        if "000000000000000001-" in reader.file.url:
+            await waits.wait()
+            raise DamagedColdFileError("it is damaged", url=reader.file.url)
+        waits.set()
+        await asyncio.Event().wait()  # the store is far away
+        raise AssertionError("unreachable")
+
+    monkeypatch.setattr(ColdFileReader, "footer", footer)
+    planner = RowGroupPlanner(WantedColumns(("value",)), 60)
+    before = asyncio.all_tasks()
+    with pytest.raises(DamagedColdFileError):
+        await planner.spans(spans)
+    assert asyncio.all_tasks() == before
+    await planner.close()

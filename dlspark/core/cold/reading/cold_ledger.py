@@ -107,6 +107,17 @@ class ColdLedger:
             async for entry in self._rebuilt(footer, [], first, last):
                 yield entry
 
+    def entries_of(self, index: int) -> range | None:
+        """Return which entries of the segment have records in a row group; None where none has."""
+        footer = self._footer
+        if footer is None or index not in footer.groups_of(self.place.lssn, 0, self.last_add_confirmed):
+            return None
+        group = footer.row_groups[index]
+        begins, ends = group.first.lssn == self.place.lssn, group.last.lssn == self.place.lssn
+        # Row groups end between entries; one may go on from the segment before, or into the next one.
+        first = group.first.entry_id if begins else 0
+        return range(first, (group.last.entry_id if ends else self.last_add_confirmed) + 1)
+
     async def _rebuilt(
         self, footer: Footer, records: list[RecordColumns], first: int, last: int
     ) -> AsyncGenerator[Entry, None]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from unittest import mock
+
 import pytest
 from helpers.cold.moved import HandMover
 from helpers.cold.places import memory_place
@@ -9,7 +12,11 @@ from helpers.logs import written
 
 from dlspark.cold.restoring.returning import LogReturn
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.cold.files.footer import Footer
+from dlspark.core.cold.reading import file_reader
 from dlspark.core.reading import segment_follower
+from dlspark.core.reading.reader_checks import Gap
+from dlspark.core.reading.segment_ledger import SegmentLedger
 from dlspark.errors import AlreadyTruncatedError, DamagedColdFileError, ReadError, SegmentNotFoundError
 from dlspark.objects.memory_faults import ObjectFault, StoreCall
 from dlspark.objects.opened_store import ReadPolicy
@@ -315,3 +322,105 @@ async def test_a_damaged_file_is_an_error_with_its_place_and_never_data(memory_c
     bucket.bucket.damage(url, data[:-1])
     with pytest.raises(CorruptDataError):
         await (await (await memory_cluster.namespace()).open_log("flights")).first_record()
+
+
+async def damaged_group(memory_cluster, namespace, bucket):
+    """Two cold segments of 100 records in row groups of some, and a hot one; a row group of the first is damaged."""
+    mover = HandMover(namespace, bucket.root, memory_cluster.bookies, store=bucket.open(), row_group_bytes=500)
+    segments = [[bytes([65 + part]) * 300 for _ in range(100)] for part in range(3)]
+    log = await namespace.open_log("flights", {"writerOutputBufferSize": 0})
+    for part, payloads in enumerate(segments):
+        async with await log.open_writer() as writer:
+            for number, payload in enumerate(payloads):
+                await writer.write(100 * part + number, payload)
+    units = [await mover.move("flights", lssn, lssn) for lssn in (1, 2)]
+    url = units[0].value.file.url
+    data = bucket.bucket.objects[url]
+    footer = Footer.parse(data[-Footer.bytes_needed(data, len(data), url) :], len(data), url)
+    assert len(footer.row_groups) >= 3
+    index = 1
+    begin, length = footer.ranges(index, footer.record_columns(index))[-1]
+    wrong = bytearray(data)
+    wrong[begin + length // 2] ^= 0x10
+    bucket.bucket.damage(url, bytes(wrong))
+    return footer.row_groups[index], url, data
+
+
+async def with_gaps(log, start="earliest"):
+    async with await log.open_reader(start) as reader:
+        found = []
+        while more := await reader.read_available(100, wait=True):
+            found += more
+        return found, reader.gaps
+
+
+async def test_a_damaged_row_group_is_passed_over_where_settings_ask_for_it(memory_cluster, namespace, bucket, caplog):
+    group, url, data = await damaged_group(memory_cluster, namespace, bucket)
+    with pytest.raises(DamagedColdFileError):
+        await with_gaps(await (await memory_cluster.namespace()).open_log("flights"))
+    client = await memory_cluster.namespace(skip_broken_entries=True)
+    log = await client.open_log("flights")
+    found, gaps = await with_gaps(log)
+    lost = {(1, entry) for entry in range(group.first.entry_id, group.last.entry_id + 1)}
+    entries = [one.dlsn[:2] for one in found]
+    assert not lost & set(entries)
+    assert len(found) == 300 - group.records
+    assert sorted(entries) == entries
+    assert gaps == [Gap(DLSN(1, group.first.entry_id, 0), len(lost), group.records)]
+    assert client.counters["broken-entry-skipped"] == len(lost)
+    (said,) = [one.getMessage() for one in caplog.records if "is damaged" in one.getMessage()]
+    assert url in said
+    assert f"entries 1:{group.first.entry_id}:0 to 1:{group.last.entry_id}:0 are skipped" in said
+    # From within it, from before it, and from behind it.
+    assert [one.dlsn for one in (await with_gaps(log, DLSN(1, group.first.entry_id + 1, 0)))[0]] == [
+        one.dlsn for one in found if one.dlsn > group.last
+    ]
+    assert len((await with_gaps(log, DLSN(2, 0, 0)))[0]) == 200
+    # Where the object is brought back, all is there again.
+    bucket.bucket.damage(url, data)
+    assert len((await with_gaps(log))[0]) == 300
+
+
+async def test_a_row_group_that_was_damaged_on_its_way_is_read_again(memory_cluster, namespace, bucket, monkeypatch):
+    _, url, data = await damaged_group(memory_cluster, namespace, bucket)
+    client = await memory_cluster.namespace(skip_broken_entries=True)
+    decode, failed = file_reader.decode_records, []
+
+    def mended(footer, index, parts):
+        try:
+            return decode(footer, index, parts)
+        except DamagedColdFileError:
+            failed.append(index)
+            bucket.bucket.damage(url, data)
+            raise
+
+    monkeypatch.setattr(file_reader, "decode_records", mended)
+    found, gaps = await with_gaps(await client.open_log("flights"))
+    assert (len(found), gaps, len(failed)) == (300, [], 1)
+
+
+async def test_what_is_damaged_in_a_file_is_not_passed_over_while_ledgers_have_it(memory_cluster, namespace, bucket):
+    """A reader is in the file, and the segment is put back meanwhile: its ledger is for the next reader to open."""
+    await damaged_group(memory_cluster, namespace, bucket)
+    client = await memory_cluster.namespace(skip_broken_entries=True, read_ahead_entries=1, prefetch_entries=1)
+    listed = SegmentLedger._listed
+
+    async def restored(ledger, error):
+        found = await listed(ledger, error)
+        return replace(found, cold=replace(found.cold, listed=True))
+
+    async with await (await client.open_log("flights")).open_reader() as reader:
+        await reader.read_next()
+        with mock.patch.object(SegmentLedger, "_listed", restored), pytest.raises(DamagedColdFileError):
+            await taken(reader, 299)
+        assert reader.gaps == []
+
+
+async def test_a_damaged_footer_is_never_passed_over(memory_cluster, namespace, bucket):
+    _, url, data = await damaged_group(memory_cluster, namespace, bucket)
+    wrong = bytearray(data)
+    wrong[-200] ^= 1
+    bucket.bucket.damage(url, bytes(wrong))
+    client = await memory_cluster.namespace(skip_broken_entries=True)
+    with pytest.raises(DamagedColdFileError):
+        await with_gaps(await client.open_log("flights"))

@@ -1,0 +1,190 @@
+"""What a reader asks again of a log whose past lies in files: what is new, whatever its length."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from metadata.distributedlog import cold_listing, cold_units
+from metadata.distributedlog.cold_places import ColdFile, UnitState
+from metadata.distributedlog.cold_store import ColdStore
+from metadata.distributedlog.cold_units import ColdLog, ColdSegment, ColdUnit, unit_name
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.segments import SegmentMetadata
+from metadata.store import Create, SetData
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
+
+ROOT = "s3://bucket/cold"
+
+
+def segment(lssn: int) -> SegmentMetadata:
+    base = SegmentMetadata(ledger_id=1_000_000 + lssn, lssn=lssn, first_txid=lssn * 10, last_txid=lssn * 10 + 9)
+    return replace(base, record_count=3, last_entry=2, last_slot=0, start_sequence_id=(lssn - 1) * 3)
+
+
+def unit(first: int, segments: int) -> ColdUnit:
+    attempt = f"{first:032x}"
+    url = f"{ROOT}/{'n' * 32}/{'l' * 32}/{unit_name(first, first + segments - 1)}-{attempt}.parquet"
+    file = ColdFile(url, 4_000_000 + first, attempt * 2, attempt[::-1] * 2, 3 * segments, 3 * segments, {"region": "r"})
+    parts = tuple(ColdSegment(segment(first + index), 3 * index, 3, 5_000_000) for index in range(segments))
+    return ColdUnit(UnitState.HOT_DELETED, attempt, parts, file, 1_764_300_000_000, 1_764_300_000_000)
+
+
+async def cold_log(tree: MemoryTree, units: int, segments: int, name: str = "log") -> LogStore:
+    """A log with so many units of so many segments each, and two hot segments behind them."""
+    logs = await log_store(tree)
+    await logs.create(name)
+    await ColdStore(logs).ensure(name)
+    paths = logs.paths(name)
+    for first in range(0, units, 100):
+        some = [unit(1 + index * segments, segments) for index in range(first, min(first + 100, units))]
+        await logs.store.multi([Create(f"{paths.cold_units}/{one.name}", one.encode()) for one in some])
+    await add(logs, units * segments + 1, units * segments + 2, name=name)
+    return logs
+
+
+async def log_store(tree: MemoryTree) -> LogStore:
+    store = MemoryStore(tree)
+    if await store.exists("/ns") is None:
+        await store.create("/ns")
+    return LogStore(store, "/ns")
+
+
+async def add(logs: LogStore, *numbers: int, name: str = "log") -> None:
+    await logs.store.multi([Create(logs.paths(name).segment(segment(n)), segment(n).encode()) for n in numbers])
+
+
+class Reader:
+    """A client that lists logs whole, and counts what it asks for."""
+
+    def __init__(self, logs: LogStore) -> None:
+        self.logs = logs
+        self.asked: list[str] = []
+        logs.store.observe(lambda operation, path, seconds, error: self.asked.append(f"{operation} {path}"))
+
+    async def units_asked(self, name: str = "log") -> list[int]:
+        """List the log whole; the units that were asked for, by their first segments."""
+        self.asked.clear()
+        self.found = await self.logs.segments(name)
+        parent = f"get {self.logs.paths(name).cold_units}/"
+        return sorted(int(one[len(parent) :].split("-")[0]) for one in self.asked if one.startswith(parent))
+
+
+@pytest.fixture
+def tree() -> MemoryTree:
+    return MemoryTree()
+
+
+@pytest.mark.parametrize(("units", "segments"), [(300, 2), (2_000, 50)], ids=["600", "100000"])
+async def test_a_log_that_has_one_more_segment_is_asked_for_that_one(
+    tree: MemoryTree, units: int, segments: int
+) -> None:
+    logs = await cold_log(tree, units, segments)
+    reader = Reader(await log_store(tree))
+    assert len(await reader.units_asked()) == units
+    newest = units * segments + 1
+    assert [one.lssn for one in reader.found] == list(range(1, newest + 2))
+
+    # A new segment on the list, and the one before it goes into a file.
+    await add(logs, newest + 2)
+    cold = ColdStore(logs)
+    attempt = await cold.copies.begin("log", newest, newest, root=ROOT, worker="w", now_ms=1)
+    parts = [ColdSegment(segment(newest), 0, 3, 50)]
+    file = ColdFile(attempt.value.url, 10, "aa", "bb", 3, 3)
+    await cold.delete_hot("log", await cold.copies.finish("log", attempt, parts, file, now_ms=2), now_ms=3)
+
+    assert await reader.units_asked() == [newest]
+    assert [one.lssn for one in reader.found] == list(range(1, newest + 3))
+    assert len(reader.asked) <= 5, reader.asked
+    assert await reader.units_asked() == []
+
+
+async def test_a_changed_unit_is_read_again_and_no_other(tree: MemoryTree) -> None:
+    logs = await cold_log(tree, 10, 2)
+    cold, reader = ColdStore(logs), Reader(await log_store(tree))
+
+    async def swapped(first: int, number: int) -> None:
+        now = await cold.unit("log", first, first + 1)
+        file = replace(now.value.file, url=f"{ROOT}/swapped-{number}")
+        now = await cold.replace_file("log", now, file, attempt=f"again-{number}")
+        await cold.forget_replaced("log", now, now.value.replaced[0].url)
+
+    assert len(await reader.units_asked()) == 10
+    await swapped(5, 0)
+    await swapped(9, 1)
+    assert await reader.units_asked() == [5, 9]
+    assert [one.cold.file.url for one in reader.found if one.lssn in (5, 6, 9)] == [
+        f"{ROOT}/swapped-{number}" for number in (0, 0, 1)
+    ]
+    for number in range(2, 2 + cold_units.MAX_CHANGES):
+        await swapped(1, number)
+    assert await reader.units_asked() == [1]
+    # One more than the log's mark tells of: the reader cannot know that it was not another unit.
+    for number in range(100, 101 + cold_units.MAX_CHANGES):
+        await swapped(3, number)
+    assert len(await reader.units_asked()) == 10
+
+
+async def test_a_release_that_does_not_tell_which_unit_it_changed_has_all_read_again(tree: MemoryTree) -> None:
+    logs = await cold_log(tree, 10, 2)
+    reader = Reader(await log_store(tree))
+    await reader.units_asked()
+    path = logs.paths("log").cold
+    data, stat = await logs.store.get(path)
+    before = ColdLog.decode(data, path)
+    await logs.store.multi([SetData(path, replace(before, generation=before.generation + 1).encode(), stat.version)])
+    assert len(await reader.units_asked()) == 10
+
+
+async def test_of_more_than_there_is_room_for_the_rest_alone_is_asked_again(
+    tree: MemoryTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = cold_listing.UNIT_BYTES + 2 * cold_listing.SEGMENT_BYTES
+    monkeypatch.setattr(cold_listing, "MAX_KEPT_BYTES", 6 * one)
+    await cold_log(tree, 10, 2)
+    await cold_log(tree, 3, 2, name="other")
+    reader = Reader(await log_store(tree))
+    assert len(await reader.units_asked()) == 10
+    assert len(await reader.units_asked()) == 4
+    # Another log makes room for itself: what was used longest ago goes.
+    assert len(await reader.units_asked("other")) == 3
+    assert await reader.units_asked("other") == []
+    assert len(await reader.units_asked()) == 10
+    assert len(await reader.units_asked()) == 4
+
+
+async def test_units_and_logs_that_are_gone_take_no_room(tree: MemoryTree) -> None:
+    logs = await cold_log(tree, 10, 2)
+    cold, reader = ColdStore(logs), Reader(await log_store(tree))
+    await reader.units_asked()
+    kept = reader.logs._cold_lister._kept
+    before = kept.bytes
+    await cold.end_cold_delete("log", await cold.begin_cold_delete("log", await cold.unit("log", 1, 2)))
+    assert await reader.units_asked() == []
+    assert kept.bytes == before * 9 // 10
+    names = [
+        f"{logs.paths('log').cold_units}/{name}"
+        for name in (await logs.store.children(logs.paths("log").cold_units))[0]
+    ]
+    await reader.logs._cold_lister.names(logs.paths("log"))
+    for path in [*names, *(f"{logs.paths('log').cold}/{one}" for one in ("units", "attempts", "worker"))]:
+        await logs.store.delete(path)
+    await logs.store.delete(logs.paths("log").cold)
+    assert await reader.logs._cold_lister.names(logs.paths("log")) is None
+    assert kept.bytes == 0
+
+
+@pytest.mark.parametrize(("units", "segments"), [(500, 1), (50, 10), (2, 500)])
+def test_what_units_are_taken_to_weigh_is_about_what_they_do(units: int, segments: int) -> None:
+    encoded = [unit(1 + index * segments, segments).encode() for index in range(units)]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        held = [ColdUnit.decode(data, "/p") for data in encoded]
+        weighed = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    taken = len(held) * (cold_listing.UNIT_BYTES + cold_listing.SEGMENT_BYTES * segments)
+    assert 0.7 < taken / weighed < 1.5, (taken, weighed)
