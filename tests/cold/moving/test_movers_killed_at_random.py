@@ -38,13 +38,13 @@ ROUNDS = 3
 A_LOG = 4
 """Rounds of one log."""
 FAULTS = {
-    HttpFault.CUT_BEFORE: 0.01,
-    HttpFault.CUT_AFTER: 0.02,
-    HttpFault.CUT_IN_ANSWER: 0.01,
-    HttpFault.LATE: 0.01,
+    HttpFault.CUT_BEFORE: 0.02,
+    HttpFault.CUT_AFTER: 0.04,
+    HttpFault.CUT_IN_ANSWER: 0.02,
+    HttpFault.LATE: 0.03,
     HttpFault.REFUSED_503: 0.02,
-    HttpFault.DONE_500: 0.01,
-    HttpFault.DONE_503: 0.01,
+    HttpFault.DONE_500: 0.02,
+    HttpFault.DONE_503: 0.02,
     HttpFault.DELAY: 0.05,
 }
 TIMES = {"coldFreshnessSeconds": "1", "coldHotRetentionSeconds": "1"}
@@ -69,9 +69,9 @@ def disturbed(place: ObjectPlace, rng: random.Random) -> Iterator[RunningProxy |
 
 @pytest.mark.parametrize("place", ["folder", "moto", "seaweed"], indirect=True)
 @pytest.mark.timeout(7_200)
-async def test_movers_killed_at_random_lose_nothing_and_leave_nothing(sandbox, place, rounds, seed, tmp_path):
+async def test_movers_killed_at_random_lose_nothing_and_leave_nothing(sandbox, place, rounds, seed, tmp_path, request):
     wanted = ROUNDS if rounds is None else max(1, rounds // 3)
-    rng = random.Random(f"{seed} {place.root.partition(':')[0]}")
+    rng = random.Random(f"{seed} {request.node.name}")
     with disturbed(place, random.Random(rng.random())) as proxy:
         settings = {"coldStoragePath": place.root, **TIMES}
         if proxy is not None:
