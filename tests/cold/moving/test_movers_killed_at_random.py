@@ -143,18 +143,25 @@ class MoverRounds:
     async def _kill_one(self, cold: ColdStore, log: WatchedLog) -> None:
         self.counts["movers that ended alone"] += sum(one.ended_alone for one in self._movers)
         await asyncio.gather(*(one.start() for one in self._movers))
-        longest_s = self._rng.choice((0.3, 1.5, 3.0))
-        if longest_s < 3.0:
+        units = len(await cold.units(log.name))
 
-            async def copying() -> bool:
-                log.check()
-                return bool(await cold.attempts(log.name))
+        async def copying() -> bool:
+            log.check()
+            return bool(await cold.attempts(log.name))
 
-            await until(copying, "a mover copies", patience_s=LONG_S)
-            self.counts["of them while something was copied, or soon after"] += 1
-        await asyncio.sleep(self._rng.uniform(0.0, longest_s))  # the moment of the kill is drawn
+        async def moved() -> bool:
+            log.check()
+            return len(await cold.units(log.name)) > units
+
+        # The moment of the kill is drawn: any, or soon after a copy was begun, or soon after a file was made, where
+        # the next copy and the deletion of hot ones are near.
+        kind, longest_s = self._rng.choice((("any time", 4.0), ("copying", 0.5), ("moved", 1.0), ("moved", 0.1)))
+        if kind != "any time":
+            await until(copying if kind == "copying" else moved, f"{kind}", patience_s=LONG_S, every_s=0.02)
+        self.counts[f"of them: {kind}"] += 1
+        await asyncio.sleep(self._rng.uniform(0.0, longest_s))
         log.check()
-        for victim in self._rng.choice(([0], [1], [0, 1])):
+        for victim in self._rng.choice(([0], [1], [0], [1], [0, 1])):
             assert self._movers[victim].alive
             self._movers[victim].kill()
         self.counts["kills"] += 1
