@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_units import DELETED, NAMESPACE, DeletedLog, namespace_data, parse_namespace_data
-from metadata.foundation.errors import NodeExistsError, NoNodeError
+from metadata.foundation.errors import BadVersionError, NodeExistsError, NoNodeError
 from metadata.retry import repeat
-from metadata.store import Create, MetadataStore, join
+from metadata.store import Create, MetadataStore, Stat, join
 
 
 class DeletedLogs:
@@ -84,6 +84,22 @@ class DeletedLogs:
         except NoNodeError:
             return None
         return Versioned(DeletedLog.decode(data, path), stat.version)
+
+    async def stamped(self, log: Versioned[DeletedLog]) -> tuple[Versioned[DeletedLog], int] | None:
+        """Have the store stamp a note with its clock, and return it with its age by that clock alone, in milliseconds;
+        None where it is gone. Nothing of the note changes but its version."""
+        path = join(self._path, DELETED, log.value.log_id)
+
+        async def write() -> Stat | None:
+            try:
+                return await self._store.put(path, log.value.encode(), log.version)
+            except BadVersionError:
+                return await self._store.exists(path)  # our own first try, or another sweep's a moment ago
+            except NoNodeError:
+                return None
+
+        stat = await repeat(self._store, write)
+        return None if stat is None else (Versioned(log.value, stat.version), max(0, stat.mtime_ms - stat.ctime_ms))
 
     async def forget(self, log: Versioned[DeletedLog]) -> None:
         """Remove a note. Raises BadVersionError where it is not as it was read."""

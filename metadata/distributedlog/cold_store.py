@@ -396,6 +396,10 @@ class ColdStore:
         """Return the logs that were deleted and whose files are not known to be gone."""
         return await self._deleted.logs()
 
+    async def stamped_deleted(self, log: Versioned[DeletedLog]) -> tuple[Versioned[DeletedLog], int] | None:
+        """Return a deleted log's note with its age by the store's clock, in milliseconds; None where it is gone."""
+        return await self._deleted.stamped(log)
+
     async def forget_deleted(self, log: Versioned[DeletedLog]) -> None:
         """Forget a deleted log whose folders are empty, and will stay so: no upload of its may still be under way."""
         await self._deleted.forget(log)

@@ -51,6 +51,9 @@ _log = logging.getLogger(__name__)
 MIN_AGE_S: Final = 24 * 3600
 """How old an object or upload is at least that is swept: made by the store's clock, now by `clocks`."""
 
+STORE_TICK_MS: Final = 1000
+"""S3 tells of times in whole seconds, rounded down: an object is at most so much younger than it seems."""
+
 
 @dataclass(slots=True)
 class Swept:
@@ -154,7 +157,9 @@ class _Proof:
             if unit.last < missing.start or unit.first >= missing.stop:
                 continue
             mine = [one.metadata for one in unit.segments if one.metadata.lssn in missing]
-            if any(one.completion_time_ms > info.modified_ms for one in mine) or not await self._there(unit):
+            if any(one.completion_time_ms >= info.modified_ms + STORE_TICK_MS for one in mine) or not await self._there(
+                unit
+            ):
                 return False
             found += len(mine)
         return found == len(missing)
@@ -192,9 +197,13 @@ async def sweep_deleted_log(
             swept.objects.append(info.url)
     fault_points.reach("cold.tombstone-swept")
     # A worker that stood still may have had a request on its way: the note stays until none can arrive.
-    if log.value.deleted_ms <= services.clock.now_ms() - min_age_s * 1000 and not swept.objects and not swept.uploads:
-        await cold.forget_deleted(log)
-        swept.logs.append(log.value.log)
+    old = services.clock.now_ms() - log.value.deleted_ms >= min_age_s * 1000
+    if old and not swept.objects and not swept.uploads:
+        # By the store's clock as well: this host's may be ahead of the one that wrote the note by days.
+        stamped = await cold.stamped_deleted(log)
+        if stamped is not None and stamped[1] >= min_age_s * 1000:
+            await cold.forget_deleted(stamped[0])
+            swept.logs.append(log.value.log)
     _report(services, log.value.log, swept)
     return swept
 
