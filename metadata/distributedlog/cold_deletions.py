@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_units import DELETED, NAMESPACE, DeletedLog, namespace_data, parse_namespace_data
-from metadata.foundation.errors import BadVersionError, NodeExistsError, NoNodeError
+from metadata.foundation.errors import BadVersionError, CorruptDataError, NodeExistsError, NoNodeError
 from metadata.retry import repeat
 from metadata.store import Create, MetadataStore, Stat, join
 
@@ -48,6 +48,17 @@ class DeletedLogs:
 
             self._id = await repeat(self._store, step)
         return self._id
+
+    async def owner(self, new_id: Callable[[], str]) -> tuple[str, str]:
+        """Return the namespace's id, and the transaction that made its znode, in hexadecimal digits: that is another
+        one in a copy of it. Raises CorruptDataError."""
+        found = await self.namespace_id(new_id)
+        stat = await repeat(self._store, lambda: self._store.exists(self._path))
+        if stat is None:
+            raise CorruptDataError(
+                "the znode with the namespace's id has gone", path=self._path, advice="Restore it from a backup"
+            )
+        return found, f"{stat.czxid:x}"
 
     async def note(self, log: DeletedLog) -> Create:
         """Return the operation that notes a deleted log, once the znode above it exists."""

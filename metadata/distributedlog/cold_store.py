@@ -90,6 +90,10 @@ class ColdStore:
         """Return the namespace's id in object names; it is made with the first call."""
         return await self._deleted.namespace_id(self._new_id)
 
+    async def owner(self) -> tuple[str, str]:
+        """Return the namespace's id, and what tells this namespace from a copy of it in another ZooKeeper."""
+        return await self._deleted.owner(self._new_id)
+
     async def cold_log(self, name: str) -> Versioned[ColdLog] | None:
         """Return what is said of the log's cold storage; None for a log that never had any."""
         paths = await self._logs.located(name)

@@ -33,6 +33,7 @@ from typing import Final
 from dlspark.cold.lake.syncing import release_deleted_log
 from dlspark.cold.moving.clocks import ahead_ms
 from dlspark.cold.moving.folders import ColdFolder, folders_of
+from dlspark.cold.moving.owning import check_owner_of
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
@@ -51,6 +52,7 @@ _log = logging.getLogger(__name__)
 MIN_AGE_S: Final = 24 * 3600
 """How old an object or upload is at least that is swept: made by the store's clock, now by `clocks`."""
 
+_ANY_NAME: Final = "any"
 STORE_TICK_MS: Final = 1000
 """S3 tells of times in whole seconds, rounded down: an object is at most so much younger than it seems."""
 
@@ -110,6 +112,8 @@ async def _sweep(
     objects: list[tuple[ColdFolder, ObjectInfo]] = []
     uploads: list[tuple[ColdFolder, OpenUpload]] = []
     for folder in folders:
+        # A copy of the namespace in another ZooKeeper would take for dead what only the other one names.
+        await check_owner_of(services, cold, stores, folder.url + _ANY_NAME, folder.options)
         store = stores.at(folder.root, folder.options)
         objects += [(folder, one) async for one in store.list(folder.url) if one.modified_ms <= oldest_ms]
         uploads += [(folder, one) async for one in store.uploads(folder.url) if one.started_ms <= oldest_ms]
@@ -186,6 +190,7 @@ async def sweep_deleted_log(
     await release_deleted_log(services.logs, log.value)
     for url, options in log.value.folders:
         folder = f"{url.rstrip('/')}/"
+        await check_owner_of(services, cold, stores, folder + _ANY_NAME, options)
         # By the root of all logs: the folder may never have been made, but a root that is not there is not mounted.
         store = stores.at(ColdFolder(folder).root, options)
         # Uploads first: one that ends between the two is an object then, and is found.

@@ -35,7 +35,7 @@ async def test_a_stray_object_goes_only_when_it_is_old_and_in_the_logs_folder(wo
     world.clock.moment_ms += 25 * 3_600_000
     swept = await sweep_log(namespace.services, cold, stores, "log", namespace.settings)
     assert swept.objects == [stray]
-    assert set(world.bucket.objects) == {unit.file.url, elsewhere}
+    assert world.files == {unit.file.url, elsewhere}
 
 
 async def test_files_of_a_deleted_log_go_and_its_note_stays_for_a_day(world):
@@ -45,7 +45,7 @@ async def test_files_of_a_deleted_log_go_and_its_note_stays_for_a_day(world):
     (note,) = await cold.deleted_logs()
     first = await sweep_deleted_log(namespace.services, cold, stores, note)
     assert (first.objects, first.logs) == ([unit.file.url], [])
-    assert world.bucket.objects == {}
+    assert world.files == set()
     world.clock.moment_ms += 25 * 3_600_000
     last = await sweep_deleted_log(namespace.services, cold, stores, note)
     assert last.logs == ["log"]
