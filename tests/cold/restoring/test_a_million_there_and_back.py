@@ -246,15 +246,18 @@ async def test_a_million_records_go_into_files_and_come_back(sandbox, tmp_path, 
         read_before = await read_digest(namespace, RECORDS)
 
         print(command(sandbox, files, "move", LOG, "--all"), flush=True)
-        # The newest completed segment stays hot, and so does what a producer was last seen in.
-        async with await namespace.open_log(LOG) as log, await log.open_writer(producers=True) as writer:
-            await writer.begin_epoch(PRODUCER)
-            newest = writer.write(1 << 50, b"the newest segment")
-            await writer.flush()
-            await newest
+        # The newest completed segment stays hot, and so does what producers were last described in: that a newer
+        # segment describes them is known with the one behind it.
+        for number in range(2):
+            async with await namespace.open_log(LOG) as log, await log.open_writer(producers=True) as writer:
+                await writer.begin_epoch(PRODUCER)
+                newest = writer.write((1 << 50) + number, b"a newer segment")
+                await writer.flush()
+                await newest
         print(command(sandbox, files, "move", LOG), flush=True)
         print(command(sandbox, files, "verify", LOG), flush=True)
-        assert [one.lssn for one in await namespace.logs_store.hot_segments(LOG)] == [SEGMENTS + 1]
+        hot = [one.lssn for one in await namespace.logs_store.hot_segments(LOG)]
+        assert hot == [SEGMENTS + 1, SEGMENTS + 2], command(sandbox, files, "status", LOG)
         assert (await all_ledgers(namespace)).isdisjoint(one.ledger_id for one in segments)
         assert await read_digest(namespace, RECORDS) == read_before
 
