@@ -24,6 +24,7 @@ from dlspark.cli import (
     bookies,
     cluster,
     cold,
+    cold_owners,
     cold_redactions,
     cold_restores,
     cold_tables,
@@ -323,6 +324,7 @@ for name, command in (
     ("verify", cold.verify),
     ("audit", cold.audit),
     ("sweep", cold.sweep),
+    ("owner", cold_owners.owner),
     ("restore", cold_restores.restore),
     ("redact", cold_redactions.redact),
 ):

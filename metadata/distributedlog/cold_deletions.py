@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_units import DELETED, NAMESPACE, DeletedLog, namespace_data, parse_namespace_data
-from metadata.foundation.errors import NodeExistsError, NoNodeError
+from metadata.foundation.errors import BadVersionError, CorruptDataError, NodeExistsError, NoNodeError
 from metadata.retry import repeat
-from metadata.store import Create, MetadataStore, join
+from metadata.store import Create, MetadataStore, Stat, join
 
 
 class DeletedLogs:
@@ -48,6 +48,17 @@ class DeletedLogs:
 
             self._id = await repeat(self._store, step)
         return self._id
+
+    async def owner(self, new_id: Callable[[], str]) -> tuple[str, str]:
+        """Return the namespace's id, and the transaction that made its znode, in hexadecimal digits: that is another
+        one in a copy of it. Raises CorruptDataError."""
+        found = await self.namespace_id(new_id)
+        stat = await repeat(self._store, lambda: self._store.exists(self._path))
+        if stat is None:
+            raise CorruptDataError(
+                "the znode with the namespace's id has gone", path=self._path, advice="Restore it from a backup"
+            )
+        return found, f"{stat.czxid:x}"
 
     async def note(self, log: DeletedLog) -> Create:
         """Return the operation that notes a deleted log, once the znode above it exists."""
@@ -84,6 +95,22 @@ class DeletedLogs:
         except NoNodeError:
             return None
         return Versioned(DeletedLog.decode(data, path), stat.version)
+
+    async def stamped(self, log: Versioned[DeletedLog]) -> tuple[Versioned[DeletedLog], int] | None:
+        """Have the store stamp a note with its clock, and return it with its age by that clock alone, in milliseconds;
+        None where it is gone. Nothing of the note changes but its version."""
+        path = join(self._path, DELETED, log.value.log_id)
+
+        async def write() -> Stat | None:
+            try:
+                return await self._store.put(path, log.value.encode(), log.version)
+            except BadVersionError:
+                return await self._store.exists(path)  # our own first try, or another sweep's a moment ago
+            except NoNodeError:
+                return None
+
+        stat = await repeat(self._store, write)
+        return None if stat is None else (Versioned(log.value, stat.version), max(0, stat.mtime_ms - stat.ctime_ms))
 
     async def forget(self, log: Versioned[DeletedLog]) -> None:
         """Remove a note. Raises BadVersionError where it is not as it was read."""

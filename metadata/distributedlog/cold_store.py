@@ -90,6 +90,10 @@ class ColdStore:
         """Return the namespace's id in object names; it is made with the first call."""
         return await self._deleted.namespace_id(self._new_id)
 
+    async def owner(self) -> tuple[str, str]:
+        """Return the namespace's id, and what tells this namespace from a copy of it in another ZooKeeper."""
+        return await self._deleted.owner(self._new_id)
+
     async def cold_log(self, name: str) -> Versioned[ColdLog] | None:
         """Return what is said of the log's cold storage; None for a log that never had any."""
         paths = await self._logs.located(name)
@@ -394,6 +398,10 @@ class ColdStore:
     async def deleted_logs(self) -> list[Versioned[DeletedLog]]:
         """Return the logs that were deleted and whose files are not known to be gone."""
         return await self._deleted.logs()
+
+    async def stamped_deleted(self, log: Versioned[DeletedLog]) -> tuple[Versioned[DeletedLog], int] | None:
+        """Return a deleted log's note with its age by the store's clock, in milliseconds; None where it is gone."""
+        return await self._deleted.stamped(log)
 
     async def forget_deleted(self, log: Versioned[DeletedLog]) -> None:
         """Forget a deleted log whose folders are empty, and will stay so: no upload of its may still be under way."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from dlspark.cold.moving.owning import is_owner_mark
 from dlspark.core.codec.dlsn import DLSN
 from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_units import ColdLog, ColdUnit, parse_unit_name
@@ -142,7 +143,7 @@ class ColdChecker:
         named = {unit.file.url for unit in self.units.values() if unit.file is not None}
         bucket = self._bucket
         for what, some in (
-            ("objects are left that nothing names", set(bucket.objects) - named),
+            ("objects are left that nothing names", {one for one in bucket.objects if not is_owner_mark(one)} - named),
             ("files are missing", named - set(bucket.objects)),
             ("uploads are left open", {one.url for one in bucket.open_uploads}),
         ):

@@ -95,3 +95,33 @@ def test_a_log_without_cold_storage_is_told_how_to_get_it(cold_sandbox):
     done = CliRunner().invoke(app, ("cold", "move", "flights"), env={"DLSPARK_URI": cold_sandbox.uri})
     assert done.exit_code == 1
     assert "coldStoragePath" in done.stderr
+
+
+def test_whose_the_place_for_files_is_is_shown_and_taken_over(cold_sandbox):
+    _write(cold_sandbox, "owned", 1)
+    _run(cold_sandbox, "move", "owned", "--all")
+    shown = _run(cold_sandbox, "owner")
+    assert shown["ours"]
+    assert shown["owner"] == shown["this"]
+    # As if a copy of the znodes in another ZooKeeper had taken it over.
+    marks = Path(shown["folder"].removeprefix("file://")) / "owner"
+    assert [one.name for one in marks.iterdir()] == [f"000001-{shown['this']}"]
+    (marks / "000002-abc").write_text("{}")
+    other = _run(cold_sandbox, "owner", status=3)
+    assert (other["owner"], other["ours"]) == ("abc", False)
+    _write(cold_sandbox, "owned", 1, first=1)
+    refused = _run(cold_sandbox, "move", "owned", "--all", status=1)
+    assert refused["moved"] == []
+    assert "belong to another ZooKeeper's copy" in refused["problems"][0]
+    arguments = ("cold", "owner", "--take-over", "--conf", str(cold_sandbox.mover.conf))
+    asked = CliRunner().invoke(app, arguments, env={"DLSPARK_URI": cold_sandbox.uri})
+    assert asked.exit_code == 1
+    assert "no terminal to ask on" in asked.stderr
+    assert _run(cold_sandbox, "owner", "--take-over", "--yes")["ours"]
+    assert len(_run(cold_sandbox, "move", "owned", "--all")["moved"]) == 1
+
+
+def test_without_a_place_there_is_no_owner_to_show(cold_sandbox):
+    done = CliRunner().invoke(app, ("cold", "owner"), env={"DLSPARK_URI": cold_sandbox.uri})
+    assert done.exit_code == 1
+    assert "there is no place for files" in done.stderr

@@ -22,6 +22,7 @@ from typing import Final
 from dlspark.cold.lake.syncing import release_unit
 from dlspark.cold.moving.clocks import ahead_ms
 from dlspark.cold.moving.machine import Phase
+from dlspark.cold.moving.owning import check_owner, check_owner_of
 from dlspark.cold.moving.pictures import LogLook, LogPictures
 from dlspark.cold.moving.planning import candidates, plan_cold_deletion, plan_hot_deletion, plan_unit
 from dlspark.cold.moving.stores import MoverStores
@@ -121,6 +122,8 @@ class LogMover:
             return done
         try:
             await self._look_at_clocks(lock)
+            if not await self._is_own_place(done):
+                return done
             # Upstream's truncation knows the list alone: what it has hidden is hidden in files as well.
             await self._cold.follow_truncation(self.name)
             await self._give_up_attempts(done)
@@ -131,6 +134,20 @@ class LogMover:
         finally:
             await release(lock)
         return done
+
+    async def _is_own_place(self, done: MoverPass) -> bool:
+        """Return whether the place for files is this namespace's; nothing is done for a copy of it (`owning`)."""
+        settings = self._settings()
+        if settings.cold_root:
+            options = settings.cold_write_options
+            try:
+                await check_owner(self._services, self._cold, self._stores, settings.cold_root, options)
+            except InvariantViolation:
+                raise
+            except DistributedLogError as error:
+                self._failed(done, "see whose the place for files is", error)
+                return False
+        return True
 
     # ------------------------------------------------------------------ clocks
 
@@ -161,9 +178,12 @@ class LogMover:
         on finds its attempt gone, and finishes nothing."""
         for attempt in (await self._pictures.look()).attempts:
             try:
+                url, options = attempt.value.url, attempt.value.options
+                # A copy of the namespace has a copy of the attempt, which is not dead where it was made.
+                await check_owner_of(self._services, self._cold, self._stores, url, options)
                 await self._cold.copies.abandon(self.name, attempt)
                 fault_points.reach("cold.attempt-given-up")
-                await self._stores.at(attempt.value.url, attempt.value.options).delete(attempt.value.url)
+                await self._stores.at(url, options).delete(url)
             except InvariantViolation:
                 raise
             except DistributedLogError as error:
@@ -272,6 +292,9 @@ class LogMover:
                 raise DamagedColdFileError(
                     f"it has {info.bytes} bytes, not {file.bytes} as were written; what it replaced stays", url=file.url
                 )
+        for old in unit.value.replaced:
+            if not old.borrowed:
+                await check_owner_of(self._services, self._cold, self._stores, old.url, old.options)
         # Before the objects: a lake table must not name a file that is not there.
         await release_unit(self._services.logs, self.name, unit.value)
         for old in unit.value.replaced:

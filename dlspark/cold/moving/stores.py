@@ -27,6 +27,8 @@ class MoverStores:
 
     def __init__(self, opener: StoreOpener | None = None) -> None:
         self._opener = opener or open_store
+        self.owned_until_s: dict[str, float] = {}
+        """By root: until when the mark of the owner need not be looked at again (`owning`)."""
         self._opened: dict[tuple[str, bool, tuple[tuple[str, str], ...]], ObjectStore] = {}
 
     def at(self, address: str, options: Mapping[str, str]) -> ObjectStore:

@@ -33,6 +33,7 @@ from typing import Final
 from dlspark.cold.lake.syncing import release_deleted_log
 from dlspark.cold.moving.clocks import ahead_ms
 from dlspark.cold.moving.folders import ColdFolder, folders_of
+from dlspark.cold.moving.owning import check_owner_of
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
@@ -50,6 +51,10 @@ _log = logging.getLogger(__name__)
 
 MIN_AGE_S: Final = 24 * 3600
 """How old an object or upload is at least that is swept: made by the store's clock, now by `clocks`."""
+
+_ANY_NAME: Final = "any"
+STORE_TICK_MS: Final = 1000
+"""S3 tells of times in whole seconds, rounded down: an object is at most so much younger than it seems."""
 
 
 @dataclass(slots=True)
@@ -107,6 +112,8 @@ async def _sweep(
     objects: list[tuple[ColdFolder, ObjectInfo]] = []
     uploads: list[tuple[ColdFolder, OpenUpload]] = []
     for folder in folders:
+        # A copy of the namespace in another ZooKeeper would take for dead what only the other one names.
+        await check_owner_of(services, cold, stores, folder.url + _ANY_NAME, folder.options)
         store = stores.at(folder.root, folder.options)
         objects += [(folder, one) async for one in store.list(folder.url) if one.modified_ms <= oldest_ms]
         uploads += [(folder, one) async for one in store.uploads(folder.url) if one.started_ms <= oldest_ms]
@@ -154,7 +161,9 @@ class _Proof:
             if unit.last < missing.start or unit.first >= missing.stop:
                 continue
             mine = [one.metadata for one in unit.segments if one.metadata.lssn in missing]
-            if any(one.completion_time_ms > info.modified_ms for one in mine) or not await self._there(unit):
+            if any(one.completion_time_ms >= info.modified_ms + STORE_TICK_MS for one in mine) or not await self._there(
+                unit
+            ):
                 return False
             found += len(mine)
         return found == len(missing)
@@ -181,6 +190,7 @@ async def sweep_deleted_log(
     await release_deleted_log(services.logs, log.value)
     for url, options in log.value.folders:
         folder = f"{url.rstrip('/')}/"
+        await check_owner_of(services, cold, stores, folder + _ANY_NAME, options)
         # By the root of all logs: the folder may never have been made, but a root that is not there is not mounted.
         store = stores.at(ColdFolder(folder).root, options)
         # Uploads first: one that ends between the two is an object then, and is found.
@@ -192,9 +202,13 @@ async def sweep_deleted_log(
             swept.objects.append(info.url)
     fault_points.reach("cold.tombstone-swept")
     # A worker that stood still may have had a request on its way: the note stays until none can arrive.
-    if log.value.deleted_ms <= services.clock.now_ms() - min_age_s * 1000 and not swept.objects and not swept.uploads:
-        await cold.forget_deleted(log)
-        swept.logs.append(log.value.log)
+    old = services.clock.now_ms() - log.value.deleted_ms >= min_age_s * 1000
+    if old and not swept.objects and not swept.uploads:
+        # By the store's clock as well: this host's may be ahead of the one that wrote the note by days.
+        stamped = await cold.stamped_deleted(log)
+        if stamped is not None and stamped[1] >= min_age_s * 1000:
+            await cold.forget_deleted(stamped[0])
+            swept.logs.append(log.value.log)
     _report(services, log.value.log, swept)
     return swept
 

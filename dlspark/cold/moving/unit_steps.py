@@ -14,6 +14,7 @@ from typing import Final
 from dlspark.cold.lake.syncing import release_unit
 from dlspark.cold.moving.copying import CopiedRun, copy_segments, read_back
 from dlspark.cold.moving.machine import Effect, Event, Phase, UnitMachine
+from dlspark.cold.moving.owning import check_owner_of
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.core.lifecycle.owned_segments import sweep
 from dlspark.core.metrics.structured_logging import about
@@ -279,6 +280,9 @@ class UnitSteps:
 
     async def _delete_object(self) -> None:
         unit = self._known_unit.value
+        for file in (*([unit.file] if unit.file is not None else []), *unit.replaced):
+            if not file.borrowed:
+                await check_owner_of(self._services, self._cold, self._stores, file.url, file.options)
         # Before the objects: a lake table must not name a file that is not there.
         await release_unit(self._services.logs, self._log, unit)
         for file in (*([unit.file] if unit.file is not None else []), *unit.replaced):

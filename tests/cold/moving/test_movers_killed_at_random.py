@@ -23,10 +23,12 @@ from helpers.waiting import until
 
 from dlspark.cold.moving.auditing import audit_log
 from dlspark.cold.moving.log_mover import LogMover
+from dlspark.cold.moving.owning import is_owner_mark
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.cold.moving.sweeping import sweep_deleted_log, sweep_log
 from dlspark.cold.moving.verifying import verify_object
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.objects.store import ObjectStore
 from dlspark.sandbox.sandbox import Sandbox
 from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_store import ColdStore
@@ -38,13 +40,13 @@ ROUNDS = 3
 A_LOG = 4
 """Rounds of one log."""
 FAULTS = {
-    HttpFault.CUT_BEFORE: 0.01,
-    HttpFault.CUT_AFTER: 0.02,
-    HttpFault.CUT_IN_ANSWER: 0.01,
-    HttpFault.LATE: 0.01,
+    HttpFault.CUT_BEFORE: 0.02,
+    HttpFault.CUT_AFTER: 0.04,
+    HttpFault.CUT_IN_ANSWER: 0.02,
+    HttpFault.LATE: 0.03,
     HttpFault.REFUSED_503: 0.02,
-    HttpFault.DONE_500: 0.01,
-    HttpFault.DONE_503: 0.01,
+    HttpFault.DONE_500: 0.02,
+    HttpFault.DONE_503: 0.02,
     HttpFault.DELAY: 0.05,
 }
 TIMES = {"coldFreshnessSeconds": "1", "coldHotRetentionSeconds": "1"}
@@ -69,9 +71,9 @@ def disturbed(place: ObjectPlace, rng: random.Random) -> Iterator[RunningProxy |
 
 @pytest.mark.parametrize("place", ["folder", "moto", "seaweed"], indirect=True)
 @pytest.mark.timeout(7_200)
-async def test_movers_killed_at_random_lose_nothing_and_leave_nothing(sandbox, place, rounds, seed, tmp_path):
+async def test_movers_killed_at_random_lose_nothing_and_leave_nothing(sandbox, place, rounds, seed, tmp_path, request):
     wanted = ROUNDS if rounds is None else max(1, rounds // 3)
-    rng = random.Random(f"{seed} {place.root.partition(':')[0]}")
+    rng = random.Random(f"{seed} {request.node.name}")
     with disturbed(place, random.Random(rng.random())) as proxy:
         settings = {"coldStoragePath": place.root, **TIMES}
         if proxy is not None:
@@ -80,6 +82,11 @@ async def test_movers_killed_at_random_lose_nothing_and_leave_nothing(sandbox, p
             await MoverRounds(sandbox.uri, place, settings, proxy, rng, forks).run(wanted)
     # A mover that broke a rule of its own ends, and says so.
     assert "rule of its own" not in (tmp_path / "movers.log").read_text("utf-8", "replace")
+
+
+async def files_in(store: ObjectStore) -> set[str]:
+    """Return what a place holds, but for the mark of its owner."""
+    return {url for url in await names(store) if not is_owner_mark(url)}
 
 
 class MoverRounds:
@@ -143,18 +150,25 @@ class MoverRounds:
     async def _kill_one(self, cold: ColdStore, log: WatchedLog) -> None:
         self.counts["movers that ended alone"] += sum(one.ended_alone for one in self._movers)
         await asyncio.gather(*(one.start() for one in self._movers))
-        longest_s = self._rng.choice((0.3, 1.5, 3.0))
-        if longest_s < 3.0:
+        units = len(await cold.units(log.name))
 
-            async def copying() -> bool:
-                log.check()
-                return bool(await cold.attempts(log.name))
+        async def copying() -> bool:
+            log.check()
+            return bool(await cold.attempts(log.name))
 
-            await until(copying, "a mover copies", patience_s=LONG_S)
-            self.counts["of them while something was copied, or soon after"] += 1
-        await asyncio.sleep(self._rng.uniform(0.0, longest_s))  # the moment of the kill is drawn
+        async def moved() -> bool:
+            log.check()
+            return len(await cold.units(log.name)) > units
+
+        # The moment of the kill is drawn: any, or soon after a copy was begun, or soon after a file was made, where
+        # the next copy and the deletion of hot ones are near.
+        kind, longest_s = self._rng.choice((("any time", 4.0), ("copying", 0.5), ("moved", 1.0), ("moved", 0.1)))
+        if kind != "any time":
+            await until(copying if kind == "copying" else moved, f"{kind}", patience_s=LONG_S, every_s=0.02)
+        self.counts[f"of them: {kind}"] += 1
+        await asyncio.sleep(self._rng.uniform(0.0, longest_s))
         log.check()
-        for victim in self._rng.choice(([0], [1], [0, 1])):
+        for victim in self._rng.choice(([0], [1], [0], [1], [0, 1])):
             assert self._movers[victim].alive
             self._movers[victim].kill()
         self.counts["kills"] += 1
@@ -187,7 +201,7 @@ class MoverRounds:
         files = [unit.file for unit in units if unit.file is not None]
         assert sum(file.rows for file in files) == len(log.acknowledged)
         store = self._place.open()
-        assert await names(store) == {file.url for file in files}
+        assert await files_in(store) == {file.url for file in files}
         assert await open_uploads(store) == []
         reports = [await verify_object(stores.of(file), file.url, file) for file in files]
         assert [one.wrong for one in reports if one.wrong is not None] == []
@@ -212,7 +226,7 @@ class MoverRounds:
         assert await cold.deleted_logs() == []
         await stores.close()
         store = self._place.open()
-        assert await names(store) == set()
+        assert await files_in(store) == set()
         assert await open_uploads(store) == []
         await store.close()
 

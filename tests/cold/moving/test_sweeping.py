@@ -35,7 +35,7 @@ async def test_a_stray_object_goes_only_when_it_is_old_and_in_the_logs_folder(wo
     world.clock.moment_ms += 25 * 3_600_000
     swept = await sweep_log(namespace.services, cold, stores, "log", namespace.settings)
     assert swept.objects == [stray]
-    assert set(world.bucket.objects) == {unit.file.url, elsewhere}
+    assert world.files == {unit.file.url, elsewhere}
 
 
 async def test_files_of_a_deleted_log_go_and_its_note_stays_for_a_day(world):
@@ -45,7 +45,7 @@ async def test_files_of_a_deleted_log_go_and_its_note_stays_for_a_day(world):
     (note,) = await cold.deleted_logs()
     first = await sweep_deleted_log(namespace.services, cold, stores, note)
     assert (first.objects, first.logs) == ([unit.file.url], [])
-    assert world.bucket.objects == {}
+    assert world.files == set()
     world.clock.moment_ms += 25 * 3_600_000
     last = await sweep_deleted_log(namespace.services, cold, stores, note)
     assert last.logs == ["log"]
@@ -168,3 +168,37 @@ async def test_one_bad_log_and_one_bad_note_keep_no_others_from_their_turn(world
         one._tasks[name] = None
     assert await one.audit() == []
     assert asked == ["log", "other"]
+
+
+async def test_a_host_whose_clock_is_days_ahead_forgets_no_deleted_log_early(world):
+    namespace, cold, stores, unit = await _moved(world)
+    await namespace.delete_log("log")
+    (note,) = await cold.deleted_logs()
+    store_clock = world.clock.moment_ms
+    world.cluster.tree._now_ms = lambda: store_clock
+    world.clock.moment_ms += 48 * 3_600_000
+    first = await sweep_deleted_log(namespace.services, cold, stores, note)
+    assert first.objects == [unit.file.url]
+    second = await sweep_deleted_log(namespace.services, cold, stores, note)
+    assert second.logs == []
+    (stamped,) = await cold.deleted_logs()
+    assert (stamped.value, stamped.version) == (note.value, note.version + 1)
+    store_clock += 25 * 3_600_000
+    third = await sweep_deleted_log(namespace.services, cold, stores, stamped)
+    assert third.logs == ["log"]
+    assert await cold.deleted_logs() == []
+
+
+async def test_a_dead_try_of_the_very_second_in_which_its_segment_ended_goes(world):
+    """S3 tells of times in whole seconds: the object seems to be older than its segment."""
+    namespace, cold, stores, unit = await _moved(world)
+    stray = f"{unit.file.url.rpartition('/')[0]}/{unit.name}-0123.parquet"
+    ended = unit.segments[-1].metadata.completion_time_ms
+    for seems_ms, goes in ((ended - 1_000, False), (ended - 999, True)):
+        world.bucket._now_ms, before = (lambda: seems_ms), world.bucket._now_ms  # noqa: B023
+        await put(world.open_store("s3://memory/cold"), stray, b"x")
+        world.bucket._now_ms = before
+        world.clock.moment_ms += 25 * 3_600_000
+        swept = await sweep_log(namespace.services, cold, stores, "log", namespace.settings)
+        assert (swept.objects == [stray], swept.kept == [stray]) == (goes, not goes)
+        await world.open_store("s3://memory/cold").delete(stray)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlspark.cold.moving.log_mover import LogMover, MoverPass
+from dlspark.cold.moving.owning import is_owner_mark
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.cold.moving.sweeping import Swept, sweep_log
 from dlspark.core.cold.reading.cold_files import ColdFiles
@@ -58,6 +59,11 @@ class MovingWorld:
         for stores in self._movers:
             await stores.close()
         await self.cluster.stop()
+
+    @property
+    def files(self) -> set[str]:
+        """What is in the bucket, but for the mark of its owner."""
+        return {url for url in self.bucket.objects if not is_owner_mark(url)}
 
     def open_store(self, address: str, options: Mapping[str, str] | None = None) -> ObjectStore:
         """Return a store of the bucket, in parts of a size that makes uploads of most files."""
@@ -128,7 +134,7 @@ class MovingWorld:
         """Assert that the bucket holds what units name, and nothing else."""
         await self.sweep(namespace, log)
         named = {unit.file.url for unit in await self.units(namespace, log) if unit.file is not None}
-        assert set(self.bucket.objects) == named
+        assert self.files == named
         assert self.bucket.open_uploads == []
 
     @staticmethod

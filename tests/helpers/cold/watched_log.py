@@ -50,6 +50,7 @@ class WatchedLog:
         self._rng = rng
         self._number = 0
         self._large = 0
+        self._followed = 0
         self._writing: asyncio.Task[None] | None = None
         self._readers: list[asyncio.Task[None]] = []
         self._written = asyncio.Event()
@@ -119,7 +120,7 @@ class WatchedLog:
         async with await self._namespace.open_log(self.name) as log, await log.open_reader("earliest") as reader:
             number = 0
             while not (self._last_walk and number == len(self.acknowledged)):
-                number = self._checked(await reader.read_available(200, wait=True), number)
+                self._followed = number = self._checked(await reader.read_available(200, wait=True), number)
 
     async def _begin_anew(self) -> None:
         while True:
@@ -137,7 +138,9 @@ class WatchedLog:
             last = self._last_walk
             wanted = len(self.acknowledged)
             first = self._rng.randrange(wanted)
-            start = self.acknowledged[first] if self._rng.random() < 0.5 else first
+            # An id that no reader can see yet stands for the end of the log, and what is there has lower ones.
+            by_id = first < self._followed and self._rng.random() < 0.5
+            start = first if by_id else self.acknowledged[first]
             async with await self._namespace.open_log(self.name) as log:
                 await self._read(log, start, first, min(wanted, first + 50))
             self.positioned += 1

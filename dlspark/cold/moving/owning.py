@@ -1,0 +1,145 @@
+"""The mark of the owner: which ZooKeeper's namespace may delete below `{root}/{namespace id}/`?
+
+    {root}/{namespace id}/owner/{number}-{owner}
+
+A namespace whose znodes are copied into another ZooKeeper keeps its id, so both have the same folder, and each takes
+for dead what only the other one names. So the folder says whose it is. An owner is the transaction that made
+`NS/.dlspark-cold`: a copy of znodes is made by other transactions. The mark with the highest number counts; of two
+that were made at the same time, the one whose name is lower. Whoever moves, sweeps or deletes looks at it before, makes
+the first one where there is none, and refuses to go on where it names another. `take_over_place` makes the next one;
+the former owner finds it within `OWNED_FOR_S`, and is refused from then on.
+
+The order of names decides, so no store has to honour a condition, and an answer that was lost is found out by listing
+again. Marks are never changed or deleted; they are some hundred bytes, one for each take-over.
+
+What it does not tell apart: a ZooKeeper that was put back from its own snapshots, or moved to other hosts with them, is
+the same owner and goes on, as it must; so two that run at the same time from one copy of the disks are one owner, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from dlspark.cold.moving.stores import MoverStores
+from dlspark.core.services import Services
+from dlspark.core.write_lock import default_client_id
+from dlspark.objects.errors import ObjectExistsError, ObjectOutcomeUnknownError
+from dlspark.objects.store import ObjectStore
+from metadata.distributedlog.cold_store import ColdStore
+from metadata.foundation.errors import CallerError, NotAppliedError
+
+OWNED_FOR_S: Final = 30.0
+"""A process that has seen its own mark looks again after so long."""
+_FOLDER: Final = "owner"
+_MARK: Final = re.compile(r"(?P<number>[0-9]{6})-(?P<owner>[0-9a-f]{1,16})")
+_ADVICE: Final = (
+    "If this namespace is a copy, give it another coldStoragePath before it moves anything. If the other one is gone "
+    "for good, for example after its znodes were brought back by a copy, run dlspark cold owner --take-over here"
+)
+
+
+class PlaceOwnedElsewhereError(NotAppliedError):
+    """Another ZooKeeper's namespace owns the folder for files: nothing was moved or deleted there."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerMark:
+    """Whose is a folder? `number` counts take-overs, from 1."""
+
+    number: int
+    owner: str
+
+
+async def check_owner(
+    services: Services, cold: ColdStore, stores: MoverStores, root: str, options: Mapping[str, str]
+) -> None:
+    """Return where this namespace owns its folder below `root`; the first who asks makes the mark. Raises
+    PlaceOwnedElsewhereError, and the store's errors."""
+    now_s = services.clock.elapsed_s()
+    if stores.owned_until_s.get(root, 0.0) > now_s:
+        return
+    namespace, mine = await cold.owner()
+    store = stores.at(root, options)
+    folder = f"{root}/{namespace}/"
+    mark = await owner_of(store, folder)
+    if mark is None:
+        mark = await _marked(store, folder, OwnerMark(1, mine))
+    if mark.owner != mine:
+        stores.owned_until_s.pop(root, None)
+        raise PlaceOwnedElsewhereError(
+            f"the files of this namespace belong to another ZooKeeper's copy of it (owner {mark.owner}; this one is "
+            f"{mine}), so nothing was moved or deleted",
+            path=folder,
+            advice=_ADVICE,
+        )
+    stores.owned_until_s[root] = now_s + OWNED_FOR_S
+
+
+async def check_owner_of(
+    services: Services, cold: ColdStore, stores: MoverStores, url: str, options: Mapping[str, str]
+) -> None:
+    """Do the same for the place of an object, whether it is there or not. What lies in another
+    namespace's folder was adopted by who said that the other one is gone."""
+    root, namespace, _log, _name = url.rsplit("/", 3)
+    if namespace == await cold.namespace_id():
+        await check_owner(services, cold, stores, root, options)
+
+
+async def take_over_place(
+    services: Services, cold: ColdStore, stores: MoverStores, root: str, options: Mapping[str, str]
+) -> OwnerMark:
+    """Make this namespace the owner of its folder below `root`; return the mark that counts now. Raises
+    PlaceOwnedElsewhereError where another one did the same at this moment."""
+    namespace, mine = await cold.owner()
+    store = stores.at(root, options)
+    folder = f"{root}/{namespace}/"
+    mark = await owner_of(store, folder)
+    if mark is None or mark.owner != mine:
+        await _marked(store, folder, OwnerMark(1 if mark is None else mark.number + 1, mine))
+    stores.owned_until_s.pop(root, None)
+    await check_owner(services, cold, stores, root, options)
+    found = await owner_of(store, folder)
+    if found is None:
+        raise CallerError("the mark that was just made is not there; look at what deletes in the bucket", path=folder)
+    return found
+
+
+async def owner_of(store: ObjectStore, folder: str) -> OwnerMark | None:
+    """Return the mark that counts in a namespace's folder (its address with a slash at the end); None for none."""
+    found = []
+    async for info in store.list(f"{folder}{_FOLDER}/"):
+        match = _MARK.fullmatch(info.url.rpartition("/")[2])
+        if match is not None:
+            found.append(OwnerMark(int(match["number"]), match["owner"]))
+    return min(found, key=lambda one: (-one.number, one.owner), default=None)
+
+
+def is_owner_mark(url: str) -> bool:
+    """Return whether an object's address is that of a mark."""
+    folder, _, name = url.rpartition("/")
+    return folder.endswith(f"/{_FOLDER}") and _MARK.fullmatch(name) is not None
+
+
+async def _marked(store: ObjectStore, folder: str, mark: OwnerMark) -> OwnerMark:
+    """Make a mark, and return the one that counts then."""
+    text = {"owner": mark.owner, "by": default_client_id(), "why": "see docs/cold.md"}
+    out = await store.create(f"{folder}{_FOLDER}/{mark.number:06d}-{mark.owner}")
+    try:
+        await out.write(json.dumps(text).encode())
+        await out.commit()
+    except ObjectExistsError:
+        pass  # by our own first try, or another process of this namespace
+    except ObjectOutcomeUnknownError:
+        if await owner_of(store, folder) is None:
+            raise
+    except BaseException:
+        await out.abort()
+        raise
+    found = await owner_of(store, folder)
+    if found is None:
+        raise ObjectOutcomeUnknownError("The mark of the owner was written and is not listed; try again", path=folder)
+    return found
