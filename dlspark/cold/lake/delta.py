@@ -192,6 +192,10 @@ class DeltaLakeTable:
         )
         return True
 
+    def close(self) -> None:
+        """Forget the table: a store's connections go with it."""
+        self._table = None
+
     def _properties(self, marks: Mapping[str, int]) -> CommitProperties:
         said: dict[str, Any] = {TABLE_ID: self._table_id, WATERMARKS: json.dumps(dict(marks), separators=(",", ":"))}
         # No repetition inside: deltalake would make a later version of it, planned with a head that is not the table's.

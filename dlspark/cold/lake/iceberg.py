@@ -11,9 +11,10 @@ kilobytes each. To delete them would be safe only after certain failures.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -77,19 +78,20 @@ _PARTITION_FIELD: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class _OwnState:
-    """What our last commit left in the table's properties."""
+    """What our last commit left in the table's properties. `schema`: `_digest` of the columns that it left; the ids of
+    schemas are the catalog's to give."""
 
     watermarks: Mapping[str, int]
     settled: frozenset[str]
     rows: int
     files: int
     snapshot: int | None
-    schema: int
+    schema: str
 
     def encode(self) -> str:
         """Return it as a property."""
         fields = {
-            "v": 1,
+            "v": 2,
             "logs": dict(self.watermarks),
             "settled": sorted(self.settled),
             "rows": self.rows,
@@ -103,13 +105,12 @@ class _OwnState:
     def decode(cls, text: str) -> _OwnState:
         """Read what `encode` makes; KeyError, TypeError or ValueError for anything else."""
         said: dict[str, Any] = json.loads(text)
-        if said["v"] != 1:
+        if said["v"] not in (1, 2):
             raise ValueError("of another version")
         marks = {str(log): int(at) for log, at in said["logs"].items()}
         snapshot = None if said["snapshot"] is None else int(said["snapshot"])
-        return cls(
-            marks, frozenset(said["settled"]), int(said["rows"]), int(said["files"]), snapshot, int(said["schema"])
-        )
+        schema = str(said["schema"]) if said["v"] == 2 else ""  # the first version had its number, which says little
+        return cls(marks, frozenset(said["settled"]), int(said["rows"]), int(said["files"]), snapshot, schema)
 
 
 class IcebergTable:
@@ -154,7 +155,7 @@ class IcebergTable:
             source = schema.find_field("_log.log").field_id
             part = PartitionField(source, _PARTITION_FIELD, IdentityTransform(), "_log.log")
             spec = PartitionSpec(part, spec_id=0)
-        own = _OwnState({}, frozenset(), 0, 0, None, 0)
+        own = _OwnState({}, frozenset(), 0, 0, None, _digest(schema))
         properties = {**PROPERTIES, TABLE_ID: self._table_id, STATE: own.encode()}
         transaction = self._catalog.create_table_transaction(
             self._identifier, schema, location=self._location, properties=properties
@@ -237,7 +238,7 @@ class IcebergTable:
         deletes = int(summary.get("total-delete-files", 0))
         if deletes:
             found.append(f"the table has {deletes} delete files, which hide rows that the log still has")
-        if table.metadata.current_schema_id != own.schema:
+        if own.schema not in ("", _digest(table.schema())):
             found.append(
                 "the table's schema was changed from outside; it is left as it is, and follows the log no more"
             )
@@ -271,14 +272,12 @@ class IcebergTable:
         wanted = pyarrow_to_schema(columns)
         if table.schema().as_struct() == wanted.as_struct():
             return False
-        if table.metadata.current_schema_id != own.schema:
+        if own.schema not in ("", _digest(table.schema())):
             _check_fits(table.schema(), wanted)
             return False
         number = max(one.schema_id for one in table.metadata.schemas) + 1
         known = next((one.schema_id for one in table.metadata.schemas if one.as_struct() == wanted.as_struct()), None)
-        after = _OwnState(
-            own.watermarks, own.settled, own.rows, own.files, own.snapshot, number if known is None else known
-        )
+        after = replace(own, schema=_digest(wanted))
         updates: list[TableUpdate] = []
         if known is None:
             updates.append(AddSchemaUpdate(schema=Schema(*wanted.fields, schema_id=number)))
@@ -346,6 +345,10 @@ class IcebergTable:
         self._send(table, (*requirements, identity, _schema_is(table)), own_updates)
         return True
 
+    def close(self) -> None:
+        """Close the catalog's connections."""
+        self._catalog.close()
+
     def _send(self, table: Table, requirements: Collection[TableRequirement], updates: Collection[TableUpdate]) -> None:
         """Send a commit, once."""
         try:
@@ -377,6 +380,10 @@ class IcebergTable:
                 f"Iceberg table {self._identifier} could not be asked: {error!r}; nothing was added",
                 advice="Look whether its catalog and warehouse can be reached from here; then sync again",
             ) from error
+
+
+def _digest(schema: Schema) -> str:
+    return hashlib.sha256(str(schema.as_struct()).encode()).hexdigest()[:32]
 
 
 def _head_id(table: Table) -> int | None:

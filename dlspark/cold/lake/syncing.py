@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -32,6 +33,7 @@ from dlspark.cold.lake.targets import (
     TableMovedError,
     TableUnclearError,
     TableUnreachableError,
+    settle_changes,
 )
 from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_tables import ColdTable, ColdTableStore, check_table
@@ -108,23 +110,36 @@ class TableSync:
         check_table(table)
         columns = await self._logs.columns(table)
         check_names(columns, table.kind)
-        await asyncio.to_thread(self._opener, table)  # before it is declared: a missing extra, or a bad address
+        async with self._opened(table):
+            pass  # before it is declared: a missing extra, or a bad address
         await self._logs.prepare()
         declared = await self._followed(await self.tables.create(table))
-        target = await asyncio.to_thread(self._opener, declared)
-        await asyncio.to_thread(target.ensure, columns)
+        async with self._opened(declared) as target:
+            await asyncio.to_thread(target.ensure, columns)
         return declared
+
+    @asynccontextmanager
+    async def _opened(self, table: ColdTable) -> AsyncIterator[LakeTable]:
+        target = await asyncio.to_thread(self._opener, table)
+        try:
+            yield target
+        finally:
+            await asyncio.to_thread(target.close)
 
     async def sync(self, table: ColdTable) -> TableReport:
         """Bring one table forward until it lacks nothing. Raises what keeps it from that, after ROUNDS looks."""
-        target = await asyncio.to_thread(self._opener, table)
         report = TableReport(table.name)
         table = await self.tables.current(table)  # what it says of its logs may be newer than what the caller has
+        async with self._opened(table) as target:
+            await self._bring_forward(table, target, report)
+        return report
+
+    async def _bring_forward(self, table: ColdTable, target: LakeTable, report: TableReport) -> None:
         failures = 0
         while True:
             try:
                 if await self._one_round(table, target, report):
-                    return report
+                    return
             except (TableMovedError, TableUnclearError, TableUnreachableError):
                 failures += 1
                 if failures >= ROUNDS:
@@ -196,9 +211,9 @@ class TableSync:
             if not any(one.id == log_id or (one.name == log and not one.id) for one in table.members):
                 continue
             await self.sync(table)
-            target = await asyncio.to_thread(self._opener, table)
-            state = await asyncio.to_thread(target.load)
-            named = await asyncio.to_thread(target.named, leaving)
+            async with self._opened(table) as target:
+                state = await asyncio.to_thread(target.load)
+                named = await asyncio.to_thread(target.named, leaving)
             if named or state.watermarks.get(log_id, NOTHING_YET) < unit.last:
                 raise NotAppliedError(
                     f"Table {table.name} still names files of unit {unit.name}, or may take them yet; they were kept",
@@ -213,8 +228,8 @@ class TableSync:
             if not any(one.id == log.log_id for one in table.members):
                 continue
             await self.sync(table)
-            target = await asyncio.to_thread(self._opener, table)
-            state = await asyncio.to_thread(target.load)
+            async with self._opened(table) as target:
+                state = await asyncio.to_thread(target.load)
             if state.watermarks.get(log.log_id, NOTHING_YET) < ENDED:
                 raise NotAppliedError(
                     f"Table {table.name} still names files of log {log.log}, which was deleted; they were kept",
@@ -224,11 +239,11 @@ class TableSync:
 
     async def check(self, table: ColdTable) -> TableReport:
         """Compare a table with what is cold, file by file; nothing is changed."""
-        target = await asyncio.to_thread(self._opener, table)
-        state = await asyncio.to_thread(target.load)
-        table = replace(table, members=await self._logs.members(table))
-        logs = await self._logs.logs(table)
-        named = await asyncio.to_thread(target.named, None)
+        async with self._opened(table) as target:
+            state = await asyncio.to_thread(target.load)
+            table = replace(table, members=await self._logs.members(table))
+            logs = await self._logs.logs(table)
+            named = await asyncio.to_thread(target.named, None)
         report = TableReport(table.name, rows=state.rows, files=state.files)
         report.findings = [*state.findings, *holes(state, logs), *self._not_there(table, logs)]
         expected: dict[str, int] = {}
@@ -242,11 +257,10 @@ class TableSync:
             report.findings.append(f"the table does not name {url} any more, which has {expected[url]} rows of the log")
         for url in sorted(foreign)[:20]:
             report.findings.append(f"the table names {url}, which is no file of its logs")
-        changes = plan_changes(state, logs)
-        if changes:
-            report.findings.append(
-                f"{len(changes.added)} files are to be added, {len(changes.replaced)} to be given up"
-            )
+        # Of what is to go only what the table names: a Delta table does not keep what was looked for.
+        gone, come = settle_changes(plan_changes(state, logs), named)
+        if gone or come:
+            report.findings.append(f"{len(come)} files are to be added, {len(gone)} to be given up")
         if not missing and not foreign and state.rows != (rows := sum(expected.values())):
             report.findings.append(f"the table has {state.rows} rows, and its files' units {rows}")
         return report

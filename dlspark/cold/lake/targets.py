@@ -71,6 +71,9 @@ class LakeTable(Protocol):
     def named(self, urls: Collection[str] | None) -> set[str]:
         """Return which of these files the table names, as it was loaded last; None: all that it names."""
 
+    def close(self) -> None:
+        """Give up what connections there are."""
+
 
 def need(package: str, extra: str, load: Callable[[], object]) -> None:
     """Raise MissingExtraError unless a library can be loaded; it names the command that installs it."""

@@ -182,6 +182,75 @@ async def test_a_declared_schema_evolves_in_one_iceberg_table(namespace, mover, 
     assert (await sync.check(table)).findings == []
 
 
+# Each version's change, and what its one record says; then what a reader of the table finds of it, by ids of columns.
+TEN_VERSIONS = [
+    ([], {"id": 0, "small": 10, "name": "first"}),
+    ([AddColumn(("note",), STRING)], {"id": 1, "small": 11, "name": "a", "note": "n1"}),
+    ([WidenColumn(("small",), LONG)], {"id": 2, "small": 2**40, "name": "b", "note": "n2"}),
+    ([RenameColumn(("name",), "title")], {"id": 3, "small": 13, "title": "c", "note": "n3"}),
+    ([DropColumn(("note",))], {"id": 4, "small": 14, "title": "d"}),
+    ([AddColumn(("remark",), LONG)], {"id": 5, "small": 15, "title": "e", "remark": 5}),
+    (
+        [AddColumn(("at",), Struct((Field(1, "x", INT), Field(2, "y", DOUBLE))))],
+        {"id": 6, "small": 16, "title": "f", "remark": 6, "at": {"x": 1, "y": 1.5}},
+    ),
+    (
+        [WidenColumn(("at", "x"), LONG), RenameColumn(("at", "y"), "height")],
+        {"id": 7, "small": 17, "title": "g", "remark": 7, "at": {"x": 2**40, "height": 2.5}},
+    ),
+    (
+        [AddColumn(("tags",), ListOf(Field(1, "element", STRING)))],
+        {"id": 8, "small": 18, "title": "h", "remark": 8, "at": {"x": 3, "height": 3.5}, "tags": ["t", "u"]},
+    ),
+    (
+        [RenameColumn(("small",), "count"), DropColumn(("tags",))],
+        {"id": 9, "count": 19, "title": "i", "remark": 9, "at": {"x": 4, "height": 4.5}},
+    ),
+]
+
+
+async def test_ten_versions_of_a_schema_are_one_iceberg_table(namespace, mover, declared):
+    """Data moves under each version, some of it only when the next one is declared. Columns go by their ids."""
+    declaration = Declaration.of(RecordFormat.JSON, FIRST)
+    await namespace.create_log("flights", declaration=declaration)
+    await written(namespace, "flights", [*(lines(record) for _, record in TEN_VERSIONS), lines({"id": 10})])
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
+    table = await sync.create(declared("iceberg", "flights"))
+    for number, (changes, _) in enumerate(TEN_VERSIONS):
+        if changes:
+            declaration = await declare(namespace, "flights", changes)
+        await mover.move("flights", number + 1, number + 1, declaration)
+        if number % 3 != 1:  # some files wait until the table has gone past their version
+            assert (await sync.sync(table)).findings == []
+    assert len(declaration.schemas) == len(TEN_VERSIONS)
+    report = await sync.sync(table)
+    assert (report.rows, report.files, report.findings) == (10, 10, [])
+    assert (await sync.check(table)).findings == []
+    expected = []
+    for number, (_, said) in enumerate(TEN_VERSIONS):
+        at = said.get("at")
+        height = None if at is None else at.get("height", at.get("y"))
+        expected.append(
+            {
+                "id": number,
+                "count": said.get("small", said.get("count")),
+                "title": said.get("title", said.get("name")),
+                "remark": said.get("remark"),
+                "at": None if at is None else {"x": at["x"], "height": height},
+            }
+        )
+    columns = list(expected[0])
+    assert rows_of(table).select(columns).sort_by("id").to_pylist() == expected
+    target = open_table(table)
+    target.load()
+    with connected() as database:
+        place = f"iceberg_scan('{target._table.metadata_location}')"
+        quoted = ", ".join(f'"{one}"' for one in columns)
+        found = database.execute(f"SELECT {quoted} FROM {place} ORDER BY id").fetchall()
+    assert [dict(zip(columns, row, strict=True)) for row in found] == expected
+    assert "note" not in rows_of(table).column_names
+
+
 async def test_a_delta_table_follows_new_columns_and_says_what_it_cannot_follow(namespace, mover, declared):
     await namespace.create_log("flights", declaration=Declaration.of(RecordFormat.JSON, FIRST))
     rows = [lines({"id": number, "small": number, "name": str(number), "note": "n"}) for number in range(1, 5)]

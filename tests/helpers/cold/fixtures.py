@@ -35,6 +35,16 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="session")
+def lake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """Run SeaweedFS with an Iceberg REST catalog for the session."""
+    from helpers.cold.servers import start_seaweed
+
+    server = start_seaweed(tmp_path_factory.mktemp("lake_server"), catalog=True)
+    yield server
+    server.process.stop()
+
+
+@pytest.fixture(scope="session")
 def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsServer]:
     """Run HDFS for the session; skip where its jars are out of reach."""
     from dlspark.testing.java_process import OutOfReachError

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
@@ -28,6 +29,7 @@ from dlspark.cold.lake.delta import DeltaLakeTable
 from dlspark.cold.lake.planning import LogUnits, TableChanges
 from dlspark.cold.lake.targets import FileFigures, TableMovedError, TableUnclearError
 from dlspark.core.cold.files.columns import file_schema
+from helpers.cold.servers import BUCKET, S3Server
 from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_tables import ColdTable, TableLog
 from metadata.distributedlog.cold_units import ColdSegment, ColdUnit
@@ -86,6 +88,9 @@ class LyingCatalog:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._catalog, name)
 
+    def close(self) -> None:
+        """Do nothing: it is opened once, by the test."""
+
     def commit_table(self, table: Any, requirements: Any, updates: Any) -> object:
         """Commit as the catalog does, and answer as the liar does."""
         return self._liar.send(
@@ -112,15 +117,19 @@ class LakeModel:
     Args:
         folder: where files are made.
         rng: how many rows they have.
+        server: takes the files; None: they stay in `folder`.
     """
 
-    def __init__(self, folder: Path, rng: random.Random) -> None:
+    def __init__(self, folder: Path, rng: random.Random, server: S3Server | None = None) -> None:
         self._folder = folder
+        self._server = server
         self._rng = rng
         self._number = 0
         self.units: list[ColdUnit] = []
         self.rows: dict[str, int] = {}
-        self.folder = f"file://{folder}/"
+        self._key = f"files/{uuid.uuid4().hex}"
+        self.folder = f"file://{folder}/" if server is None else f"s3://{BUCKET}/{self._key}/"
+        self._figures: dict[str, FileFigures] = {}
         self.deleted = False
         self._columns = file_schema(None)
 
@@ -158,7 +167,10 @@ class LakeModel:
         place |= {"sequence_id": 0, "transaction_id": 0}
         rows = [{"_log": {**place, "slot": at}, "value": b"x", "_error": None} for at in range(count)]
         pq.write_table(pa.Table.from_pylist(rows, schema=self._columns), path)
-        url = f"file://{path}"
+        url = f"{self.folder}{path.name}"
+        if self._server is not None:
+            self._server.client().put_object(Bucket=BUCKET, Key=f"{self._key}/{path.name}", Body=path.read_bytes())
+        self._figures[url] = FileFigures("flights", pq.read_metadata(path), self._columns)
         self.rows[url] = count
         return ColdFile(url, path.stat().st_size, "", "", count, 1)
 
@@ -187,10 +199,7 @@ class LakeModel:
 
     async def figures(self, changes: TableChanges) -> dict[str, FileFigures]:
         """Return what the files' footers say."""
-        urls = [one.url for one in changes.coming]
-        return {
-            url: FileFigures("flights", pq.read_metadata(url.removeprefix("file://")), self._columns) for url in urls
-        }
+        return {one.url: self._figures[one.url] for one in changes.coming}
 
 
 def _segment(lssn: int) -> SegmentMetadata:

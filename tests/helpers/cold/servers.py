@@ -15,7 +15,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +28,7 @@ from metadata.foundation.processes import ending_with_parent
 
 HOST: Final = "127.0.0.1"
 BUCKET: Final = "cold"
+LAKE: Final = "lake"
 REGION: Final = "us-east-1"
 ACCESS_KEY: Final = "tests-access-key"
 SECRET_KEY: Final = "tests-secret-key"
@@ -100,6 +101,8 @@ class S3Server:
 
     process: ServerProcess
     endpoint: str
+    catalog: str = ""
+    """The address of its Iceberg REST catalog, whose tables lie in the bucket `LAKE`; empty without one."""
 
     def client(self) -> Any:
         """Return a client of botocore's own, for what only tests do."""
@@ -109,11 +112,15 @@ class S3Server:
 @cache
 def s3_client(endpoint: str) -> Any:
     """Return a client of botocore's for an S3 server of the tests."""
+    return _aws_client("s3", endpoint)
+
+
+def _aws_client(service: str, endpoint: str) -> Any:
     import botocore.session
     from botocore.config import Config
 
     return botocore.session.get_session().create_client(
-        "s3",
+        service,
         endpoint_url=endpoint,
         region_name=REGION,
         aws_access_key_id=ACCESS_KEY,
@@ -130,8 +137,9 @@ def start_moto(folder: Path) -> S3Server:
     return _with_bucket(process, f"http://{HOST}:{port}")
 
 
-def start_seaweed(folder: Path) -> S3Server:
-    """Start SeaweedFS: master, volumes, filer and S3 in one process, with a bucket."""
+def start_seaweed(folder: Path, *, catalog: bool = False) -> S3Server:
+    """Start SeaweedFS: master, volumes, filer and S3 in one process, with a bucket; `catalog`: with an Iceberg REST
+    catalog and its own bucket as well."""
     keys = {
         "name": "tests",
         "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
@@ -150,9 +158,9 @@ def start_seaweed(folder: Path) -> S3Server:
         "ip": HOST,
         "ip.bind": HOST,
         "s3.config": folder / "s3.json",
-        "s3.port.iceberg": 0,
+        "s3.port.iceberg": (catalog_port := free_port() if catalog else 0),
         "s3.port.lance": 0,
-        "volume.max": 4,
+        "volume.max": 16 if catalog else 4,  # each bucket takes seven
         "volume.minFreeSpace": 1,
         "master.volumeSizeLimitMB": 256,
         "master.telemetry": "false",
@@ -161,7 +169,16 @@ def start_seaweed(folder: Path) -> S3Server:
     program = str(Path(sys.executable).with_name("weed"))
     flags = [f"-{name}={value}" for name, value in settings.items()]
     process = ServerProcess([program, "server", "-filer", "-s3", *flags], folder, {"GOMEMLIMIT": "256MiB"})
-    return _with_bucket(process, f"http://{HOST}:{ports['s3.port']}")
+    server = _with_bucket(process, f"http://{HOST}:{ports['s3.port']}")
+    if not catalog:
+        return server
+    try:
+        process.wait_for_http(f"http://{HOST}:{catalog_port}/v1/config")
+        _aws_client("s3tables", server.endpoint).create_table_bucket(name=LAKE)
+    except BaseException:
+        process.stop()
+        raise
+    return replace(server, catalog=f"http://{HOST}:{catalog_port}")
 
 
 def _with_bucket(process: ServerProcess, endpoint: str) -> S3Server:
