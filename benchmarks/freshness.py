@@ -67,6 +67,9 @@ START_S: Final = 300.0
 """Until each query has run its first batch, at most."""
 SECONDS_A_DAY: Final = 86_400
 FILES_A_DAY: Final = 300
+SHORT_S: Final = 4 * ASKED_S
+"""How long the section's run writes, and how often each log gets a batch in it."""
+SHORT_EVERY_S: Final = 2.0
 MACHINE_LINES: Final = 5
 """Of the header: what it says of other sections' loads is left out."""
 _SCHEMA: Final = pa.schema([("batch", pa.int64()), ("id", pa.int64()), ("text", pa.string())])
@@ -118,6 +121,27 @@ class FreshLog:
         if len(slots) < 2 or slots[-1] == slots[0]:
             return float("nan")
         return (len(slots) - 1) / (slots[-1] - slots[0]) * SECONDS_A_DAY / (DEFAULT_S * SLOT_SHARE)
+
+
+class FreshnessBenchmark:
+    """Rows P32 and P33 of the section `cold`: a short run with a freshness of 30 s, in the first round only.
+
+    The default freshness takes an hour: `python -m benchmarks.freshness`.
+    """
+
+    def __init__(self, cluster: Cluster, spark: SparkSession, directory: Path) -> None:
+        self.rows: list[Row] = []
+        self._cluster = cluster
+        self._spark = spark
+        self._directory = directory / "freshness"
+
+    def round(self, seconds: float) -> None:
+        """Write for some slots, whatever `seconds` says."""
+        if not self.rows:
+            self._directory.mkdir()
+            logs = [FreshLog(mode, ASKED_S) for mode in MODES]
+            FreshnessRun(self._cluster, self._spark, self._directory, logs, SHORT_EVERY_S).run(SHORT_S)
+            self.rows = figures(logs)
 
 
 class FreshnessRun:
