@@ -181,7 +181,7 @@ async def test_retention_under_a_reader_is_told_as_truncation(namespace, mover, 
         assert await taken(reader, 3 * RECORDS) == FLAT[RECORDS : 4 * RECORDS]
 
 
-async def test_searches_pass_over_a_file_that_retention_takes_away(memory_cluster, namespace, mover, root):
+async def test_searches_pass_over_a_file_that_retention_takes_away(memory_cluster, namespace, mover):
     """The list that was read before still names it; the object is gone."""
     units = [await mover.delete_hot("flights", unit) for unit in await copied(namespace, mover, segments=SEGMENTS[:4])]
     log = await (await memory_cluster.namespace()).open_log("flights")
