@@ -1,5 +1,5 @@
-"""A real Spark session over a log whose past lies in cold files: batches, streams, time travel, filters and limits; in a
-folder, on two S3 servers and on HDFS."""
+"""A real Spark session over a log whose past lies in cold files, on each kind of place: batches, streams, time travel,
+filters and limits."""
 
 from __future__ import annotations
 
