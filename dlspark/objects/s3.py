@@ -32,7 +32,7 @@ from dlspark.objects.errors import (
 )
 from dlspark.objects.opened_store import READ_POLICY, OpenedStore, ReadPolicy, check_process, check_ranges
 from dlspark.objects.ranges import cut_range, joined_ranges
-from dlspark.objects.s3_changes import S3Changes, botocore_session, no_credentials_error
+from dlspark.objects.s3_changes import ADVICE_BY_CODE, S3Changes, botocore_session, no_credentials_error
 from dlspark.objects.s3_options import S3Options
 from dlspark.objects.store import ObjectInfo, OpenUpload
 from dlspark.tables.errors import MissingExtraError
@@ -370,13 +370,18 @@ def _read_error(url: str, doing: str, error: Exception) -> ObjectStoreError:
     if "no credentials were found" in said:
         return no_credentials_error(url, doing, "no credentials were found")
     if status is not None and 300 <= status < 500 and status not in _BUSY_STATUSES:
-        advice = (
-            "The bucket is in another region: set coldStorageRegion"
-            if status < 400 or "region" in said.lower()
-            else "Look at the credentials of this process, and their rights on the bucket and its key"
-        )
-        return refused_error(url, doing, said, advice)
+        return refused_error(url, doing, said, _advice(status, said))
     return unavailable_error(url, doing, said)
+
+
+def _advice(status: int, said: str) -> str:
+    """Return what to do about a refusal: by the code that the answer's body has; the one to HEAD has none."""
+    for code, advice in ADVICE_BY_CODE.items():
+        if f"<Code>{code}</Code>" in said:
+            return advice
+    if status < 400 or "region" in said.lower():
+        return "The bucket is in another region: set coldStorageRegion"
+    return "Look at the credentials of this process, and their rights on the bucket and its key; and at its clock"
 
 
 def _info(url: str, found: Mapping[str, Any]) -> ObjectInfo:

@@ -39,7 +39,7 @@ _NOT_DONE_STATUSES: Final = (408, 409, 429)
 """Of a request that the store did not do, and may do later: too slow, another conditional one under way, too many."""
 _NOT_DONE_CODES: Final = ("RequestTimeout", "BadDigest", "IncompleteBody")
 _NO_CONDITIONS: Final = (501,)
-_ADVICE: Final = {
+ADVICE_BY_CODE: Final = {
     "NoSuchBucket": "Make the bucket, or correct coldStoragePath and coldStorageEndpoint",
     "PermanentRedirect": "The bucket is in another region: set coldStorageRegion",
     "AuthorizationHeaderMalformed": "The bucket is in another region: set coldStorageRegion",
@@ -219,7 +219,7 @@ def _answer_error(
         # It was aborted; or completed, by this very request, which something on the way has sent twice.
         return unknown_error(url, doing, error)
     if 400 <= status < 500:
-        return refused_error(url, doing, error, _ADVICE.get(code, _ANY_ADVICE))
+        return refused_error(url, doing, error, ADVICE_BY_CODE.get(code, _ANY_ADVICE))
     return (unavailable_error if is_read else unknown_error)(url, doing, error)
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import pytest
 from helpers.interop.clusters import InteropCluster
@@ -23,63 +20,12 @@ from helpers.interop.log_sides import (
     our_log,
     pair_of,
 )
+from helpers.interop.retention import NAMESPACE, age_segments, ledger_exists, wait_until_purged, with_store
 
 from dlspark.testing.java_process import JavaError, JavaTool
 from metadata.store import ANY_VERSION, MetadataStore
-from metadata.zookeeper.client import ZooKeeperStore
 
-NAMESPACE = "/distributedlog"
-HOUR_MS = 3_600_000
-COMPLETED_MS_FIELD = 4
-NO_SUCH_LEDGER = -25
-PURGED_WITHIN_S = 20
 POOL_SIZE = 3
-T = TypeVar("T")
-
-
-def with_store(zk: str, do: Callable[[MetadataStore], Awaitable[T]]) -> T:
-    async def run() -> T:
-        store = await ZooKeeperStore.connect(zk)
-        try:
-            return await do(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(run())
-
-
-def age_segments(zk: str, log: str, count: int, hours: int) -> None:
-    """Have the first `count` segments of a log be completed so many hours ago."""
-    parent = f"{NAMESPACE}/{log}/<default>/ledgers"
-
-    async def age(store: MetadataStore) -> None:
-        names, _ = await store.children(parent)
-        for name in sorted(names)[:count]:
-            data, stat = await store.get(f"{parent}/{name}")
-            fields = data.decode().split(";")
-            fields[COMPLETED_MS_FIELD] = str(int(fields[COMPLETED_MS_FIELD]) - hours * HOUR_MS)
-            await store.put(f"{parent}/{name}", ";".join(fields).encode(), stat.version)
-
-    with_store(zk, age)
-
-
-def ledger_exists(java: JavaTool, either_cluster: InteropCluster, ledger: int) -> bool:
-    try:
-        java.call("ledger.metadata", zk=either_cluster.zk, root=either_cluster.root, ledger=ledger)
-    except JavaError as error:
-        if error.code != NO_SUCH_LEDGER:
-            raise
-        return False
-    return True
-
-
-def purged(side: Side, left: list[int], java: JavaTool, either_cluster: InteropCluster, gone: list[int]) -> None:
-    """Return once the log has the segments `left`, and no ledger of those that are gone: this goes on unseen."""
-    deadline = time.monotonic() + PURGED_WITHIN_S
-    while [segment["lssn"] for segment in side.segments()] != left or any(
-        ledger_exists(java, either_cluster, ledger) for ledger in gone
-    ):
-        assert time.monotonic() < deadline, side.segments()
 
 
 def same_rest(pair: Pair, records: list[dict[str, object]]) -> None:
@@ -130,7 +76,7 @@ def test_what_one_retains_no_longer_is_gone_for_both(
     with pair_of(java, uri, log_name, way, **rule) as pair:
         writer = pair.reader.open_writer()  # so it is the other one that purges
         dlsns += writer.write_numbered(40, 10)
-        purged(pair.reader, list(range(left, 6)), java, ours, old[: left - 1])
+        wait_until_purged(pair.reader, list(range(left, 6)), java, ours, old[: left - 1])
         writer.close()
         same_rest(pair, expected(dlsns)[10 * (left - 1) :])
         assert all(ledger_exists(java, ours, ledger) for ledger in old[left - 1 :])

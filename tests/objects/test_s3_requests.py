@@ -21,6 +21,7 @@ from dlspark.objects.errors import (
 from dlspark.objects.opened_store import ReadPolicy
 from dlspark.objects.opening import open_store
 from dlspark.objects.ranges import joined_ranges
+from dlspark.objects.s3 import _read_error
 from dlspark.objects.s3_changes import S3Changes, _answer_error, _NoConditionsError
 from dlspark.objects.s3_options import S3Options
 from dlspark.tables.errors import MissingExtraError
@@ -109,6 +110,24 @@ def test_what_an_answer_says_of_a_change(status: int, code: str, doing: str, kin
 def test_a_read_is_only_ever_unavailable_or_refused() -> None:
     assert type(_answer_error(503, "SlowDown", URL, "list uploads", Exception(), True)) is StoreUnavailableError
     assert type(_answer_error(403, "AccessDenied", URL, "list uploads", Exception(), True)) is StoreRefusedError
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "advice"),
+    [
+        (403, "<Error><Code>RequestTimeTooSkewed</Code></Error>", "clock"),
+        (403, "<Error><Code>InvalidAccessKeyId</Code></Error>", "does not know the access key"),
+        (403, "<Error><Code>SignatureDoesNotMatch</Code></Error>", "does not belong to the access key"),
+        (403, "<Error><Code>ExpiredToken</Code></Error>", "expired"),
+        (301, "", "coldStorageRegion"),
+        (400, "<Error><Code>AuthorizationHeaderMalformed</Code></Error>", "coldStorageRegion"),
+        (403, "", "credentials"),
+    ],
+)
+def test_a_read_that_is_refused_says_what_to_do(status: int, said: str, advice: str) -> None:
+    error = _read_error(URL, "return bytes of an object", Exception(f"status code: {status} Forbidden: {said}"))
+    assert type(error) is StoreRefusedError
+    assert advice in str(error.advice)
 
 
 async def test_a_server_that_knows_no_conditions_is_asked_without() -> None:

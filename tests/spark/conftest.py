@@ -47,7 +47,10 @@ def spark(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     `plain_format` is how it reads without the jar.
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    from helpers.cold.servers import KEYS
     from pyspark.sql import SparkSession
+
+    os.environ.update(KEYS)  # The workers' environment is the JVM's, and that is what it was when it started.
 
     from dlspark.spark import catalog_jar
 

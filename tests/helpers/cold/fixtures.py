@@ -81,6 +81,11 @@ def seaweed_place(seaweed: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
 @pytest.fixture(params=["memory", "folder", "moto", "seaweed", "hdfs"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectPlace:
     """Give a place for objects with nothing in it; a test that takes it runs on each kind."""
+    return place_of(request, tmp_path)
+
+
+def place_of(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectPlace:
+    """Return the place that a fixture's parameter names, for fixtures with other lists of them."""
     from helpers.cold.places import ObjectPlace, folder_place, memory_place
 
     if request.param == "memory":

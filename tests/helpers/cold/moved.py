@@ -5,7 +5,7 @@ Each step is the real one of `ColdStore`; the files are what `ColdFileWriter` ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from dlspark.core.cold.files.footer import FileIdentity
@@ -30,6 +30,7 @@ class HandMover:
     Args:
         namespace: any; it is used as a worker uses one.
         root: where files go, an address.
+        options: how `root` is reached; files say it, as those of a worker do.
         nodes: storage nodes in memory, which give up the ledgers of hot copies at once; real ones do so by themselves.
         store: takes the files; None: that of `root`.
         row_group_bytes: of the files.
@@ -41,11 +42,13 @@ class HandMover:
         root: str,
         nodes: Iterable[MemoryBookie] = (),
         *,
+        options: Mapping[str, str] | None = None,
         store: ObjectStore | None = None,
         row_group_bytes: int = ROW_GROUP_BYTES,
     ) -> None:
+        self._options = dict(options or {})
         self.cold = ColdStore(namespace.logs_store)
-        self.files = store or open_store(root)
+        self.files = store or open_store(root, self._options)
         self._namespace = namespace
         self._root = root
         self._nodes = list(nodes)
@@ -56,7 +59,9 @@ class HandMover:
         self, log: str, first: int, last: int, declaration: Declaration | None = None
     ) -> Versioned[ColdUnit]:
         """Copy segments `first` to `last` into one file: FINISHED. Without a user record there is no file."""
-        attempt = await self.cold.copies.begin(log, first, last, root=self._root, worker="by hand", now_ms=NOW_MS)
+        attempt = await self.cold.copies.begin(
+            log, first, last, root=self._root, worker="by hand", now_ms=NOW_MS, options=self._options
+        )
         cold_log = await self.cold.cold_log(log)
         assert cold_log is not None
         ids = cold_log.value
@@ -68,7 +73,7 @@ class HandMover:
         written = writer.finish()
         file: ColdFile | None = None
         if has_records:
-            file = file_of(written, attempt.value.url)
+            file = replace(file_of(written, attempt.value.url), options=self._options)
             await self.put(attempt.value.url, b"".join(parts))
         segments = [replace(one, bytes=size) for one, size in zip(written.segments, sizes, strict=True)]
         return await self.cold.copies.finish(log, attempt, segments, file, now_ms=NOW_MS)

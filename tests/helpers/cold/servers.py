@@ -32,6 +32,8 @@ LAKE: Final = "lake"
 REGION: Final = "us-east-1"
 ACCESS_KEY: Final = "tests-access-key"
 SECRET_KEY: Final = "tests-secret-key"
+START_S: Final = 240
+"""A JVM that first compiles its program, beside everything else: a minute was too short on two busy cores."""
 KEYS: Final[Mapping[str, str]] = MappingProxyType(
     {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_EC2_METADATA_DISABLED": "true"}
 )
@@ -82,7 +84,7 @@ class ServerProcess:
                 found.append(match)
             return match is not None
 
-        wait_until(printed, self.last_lines, every_s=0.1)
+        wait_until(printed, self.last_lines, patience_s=START_S, every_s=0.1)
         return found[0]
 
     def last_lines(self) -> str:

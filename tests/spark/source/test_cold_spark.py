@@ -1,4 +1,5 @@
-"""A real Spark session over a log whose past lies in cold files: batches, streams, time travel, filters and limits."""
+"""A real Spark session over a log whose past lies in cold files, on each kind of place: batches, streams, time travel,
+filters and limits."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.cold.fixtures import place_of
 from helpers.cold.moved import HandMover
-from helpers.cold.places import folder_place
+from helpers.cold.places import ObjectPlace
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
@@ -31,18 +33,17 @@ ALL = list(range(FIRST, FIRST + SEGMENTS * RECORDS))
 class ColdLog:
     """A log of five segments that a test moves step by step."""
 
-    def __init__(self, logs: Logs, sandbox: Sandbox, folder: Path) -> None:
+    def __init__(self, logs: Logs, sandbox: Sandbox, place: ObjectPlace) -> None:
         self.name = logs.create(logs.name())
         for part in range(SEGMENTS):
             first = FIRST + part * RECORDS
             logs.write(self.name, range(first, first + RECORDS))
         self._runtime = Runtime("cold-spark")
         self._namespace = self._runtime.run(AsyncNamespace.open(sandbox.uri))
-        root = folder_place(folder / "cold").root
-        self._mover = self._runtime.run(self._opened(root))
+        self._mover = self._runtime.run(self._opened(place))
 
-    async def _opened(self, root: str) -> HandMover:
-        return HandMover(self._namespace, root, row_group_bytes=1_000)
+    async def _opened(self, place: ObjectPlace) -> HandMover:
+        return HandMover(self._namespace, place.root, options=place.options, row_group_bytes=1_000)
 
     def move(self, first: int, last: int) -> None:
         self._runtime.run(self._mover.move(self.name, first, last))
@@ -56,10 +57,16 @@ class ColdLog:
         self._runtime.close()
 
 
+@pytest.fixture(params=["folder", "moto", "seaweed", "hdfs"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectPlace:
+    """Give a place that Spark's workers open by the address of a file."""
+    return place_of(request, tmp_path)
+
+
 @pytest.fixture
-def cold(logs: Logs, sandbox: Sandbox, tmp_path: Path) -> Iterator[ColdLog]:
+def cold(logs: Logs, sandbox: Sandbox, place: ObjectPlace) -> Iterator[ColdLog]:
     """Segments 1 and 2 in one file, 3 in another, 4 in a file and hot, 5 hot."""
-    made = ColdLog(logs, sandbox, tmp_path)
+    made = ColdLog(logs, sandbox, place)
     made.move(1, 2)
     made.move(3, 3)
     made.copy(4, 4)

@@ -1,4 +1,6 @@
-"""A cluster in memory, a folder for cold files, and a mover that a test leads by the hand."""
+"""A cluster in memory, a place for cold files, and a mover that a test leads by the hand.
+
+What takes the mover runs on a folder, two S3 servers and HDFS."""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from helpers.cold.fixtures import place_of
 from helpers.cold.moved import HandMover
-from helpers.cold.places import folder_place
+from helpers.cold.places import ObjectPlace
 from helpers.worlds.memory_cluster import MemoryCluster
 
 from dlspark.core.namespace import AsyncNamespace
@@ -34,15 +37,21 @@ async def namespace(memory_cluster: MemoryCluster) -> AsyncNamespace:
     return await memory_cluster.namespace()
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> str:
-    """Return the address of a folder."""
-    return folder_place(tmp_path / "cold").root
+@pytest.fixture(params=["folder", "moto", "seaweed", "hdfs"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectPlace:
+    """Give a place that readers open by the address of a file."""
+    return place_of(request, tmp_path)
 
 
 @pytest_asyncio.fixture
-async def mover(memory_cluster: MemoryCluster, root: str) -> AsyncIterator[HandMover]:
+async def mover(memory_cluster: MemoryCluster, place: ObjectPlace) -> AsyncIterator[HandMover]:
     """Move by a session of its own, into small row groups: some entries each."""
-    moving = HandMover(await memory_cluster.namespace(), root, memory_cluster.bookies, row_group_bytes=2_000)
+    moving = HandMover(
+        await memory_cluster.namespace(),
+        place.root,
+        memory_cluster.bookies,
+        options=place.options,
+        row_group_bytes=2_000,
+    )
     yield moving
     await moving.files.close()

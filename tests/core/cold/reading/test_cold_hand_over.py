@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from functools import partialmethod
 from unittest import mock
 
+import pyarrow as pa
 import pytest
 from helpers.cold.moved import HandMover
 from helpers.cold.places import memory_place
@@ -14,7 +17,9 @@ from dlspark.cold.restoring.returning import LogReturn
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.cold.files.footer import Footer
 from dlspark.core.cold.reading import file_reader
+from dlspark.core.cold.reading.cold_ledger import ColdLedger
 from dlspark.core.reading import segment_follower
+from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.reading.reader_checks import Gap
 from dlspark.core.reading.segment_ledger import SegmentLedger
 from dlspark.errors import AlreadyTruncatedError, DamagedColdFileError, ReadError, SegmentNotFoundError
@@ -188,7 +193,35 @@ async def test_retention_under_a_reader_is_told_as_truncation(namespace, mover, 
         assert await taken(reader, 3 * RECORDS) == FLAT[RECORDS : 4 * RECORDS]
 
 
-async def test_searches_pass_over_a_file_that_retention_takes_away(memory_cluster, namespace, mover, root):
+@pytest.mark.parametrize("read", [AsyncLogReader.read_next, AsyncLogReader.next_batch], ids=["records", "batches"])
+async def test_a_file_that_goes_between_two_of_its_row_groups_is_told_as_truncation(
+    namespace, mover, ahead_of_one, monkeypatch, read
+):
+    """The next range of it is answered by "no such object": on S3 a 404, on HDFS a file that is not found."""
+    monkeypatch.setattr(ColdLedger, "entries", partialmethod(ColdLedger.entries, window_bytes=1))
+    rng = random.Random(3)
+    segments = [[rng.randbytes(300) for _ in range(60)], [b"newest"], [b"open"]]
+    (unit, _) = [await mover.delete_hot("flights", unit) for unit in await copied(namespace, mover, segments=segments)]
+    client = await ahead_of_one
+    log = await client.open_log("flights")
+    found = []
+
+    async def read_on(reader):
+        while True:
+            more = await read(reader)
+            found.extend(more.column("value").to_pylist() if isinstance(more, pa.RecordBatch) else [more.payload])
+
+    async with await log.open_reader() as reader:
+        found.append((await reader.read_next()).payload)
+        await mover.delete_cold("flights", unit)
+        with pytest.raises(AlreadyTruncatedError):
+            await read_on(reader)
+    assert 1 <= len(found) < 60
+    assert found == segments[0][: len(found)]
+    assert [record.payload for record in await all_of(log)] == [b"newest", b"open"]
+
+
+async def test_searches_pass_over_a_file_that_retention_takes_away(memory_cluster, namespace, mover):
     """The list that was read before still names it; the object is gone."""
     units = [await mover.delete_hot("flights", unit) for unit in await copied(namespace, mover, segments=SEGMENTS[:4])]
     log = await (await memory_cluster.namespace()).open_log("flights")
