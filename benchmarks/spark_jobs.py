@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-Job: TypeAlias = "Callable[[], None]"
+Job: TypeAlias = "Callable[[], object]"
 SOURCE = "source, from storage nodes"
 """The job that two rows measure."""
 SOURCE_REPEATS = 50

@@ -59,7 +59,7 @@ async def create(
     in its environment.
     """
     from dlspark.cold.lake.syncing import TableSync
-    from metadata.distributedlog.cold_tables import DELTA, ICEBERG, ColdTable
+    from metadata.distributedlog.cold_tables import DELTA, ICEBERG, ColdTable, table_logs
 
     if (iceberg is None) == (delta is None):
         raise CallerError("nothing was declared", advice="Give --iceberg CATALOG or --delta PATH")
@@ -78,7 +78,7 @@ async def create(
         for log in logs:
             await namespace.logs_store.check(log)
         now_ms = namespace.services.clock.now_ms()
-        wanted = ColdTable(name, uuid.uuid4().hex, kind, place, chosen, tuple(logs), given, now_ms)
+        wanted = ColdTable(name, uuid.uuid4().hex, kind, place, chosen, table_logs(logs), given, now_ms)
         made = await TableSync.over(namespace.logs_store).create(wanted)
     at.result(
         _as_json(made),
@@ -216,6 +216,7 @@ def _as_json(one: ColdTable) -> dict[str, Json]:
         "place": one.place,
         "as": one.identifier or None,
         "logs": list(one.logs),
+        "deleted": [log.name for log in one.members if log.deleted],
         "options": dict(one.options),
         "created": time_text(one.created_ms),
     }

@@ -73,6 +73,11 @@ class DeletedLogs:
         found = await asyncio.gather(*(self._read(join(parent, name)) for name in names))
         return [one for one in found if one is not None]
 
+    async def log(self, log_id: str) -> DeletedLog | None:
+        """Return what is noted of a log; None where it was not deleted, or is forgotten. Raises CorruptDataError."""
+        found = await self._read(join(self._path, DELETED, log_id))
+        return None if found is None else found.value
+
     async def _read(self, path: str) -> Versioned[DeletedLog] | None:
         try:
             data, stat = await repeat(self._store, lambda: self._store.get(path))

@@ -159,9 +159,12 @@ class MergedListing(SegmentListing):
             return segment
         segment, unit = await asyncio.gather(self._hot.read(listed), self._unit_beside(numbers))
         self.reads = self._hot.reads
-        if unit is None or unit.segments[segment.lssn - unit.first].metadata.ledger_id != segment.ledger_id:
+        if unit is None:
             return segment
-        return replace(segment, cold=unit.place(segment.lssn, listed=True))
+        copied = unit.segments[segment.lssn - unit.first].metadata
+        if copied.ledger_id != segment.ledger_id:
+            return segment
+        return replace(segment, cold=unit.place(segment.lssn, listed=True), former_ledgers=copied.former_ledgers)
 
     async def _unit_beside(self, numbers: tuple[int, int]) -> ColdUnit | None:
         try:

@@ -45,6 +45,8 @@ from metadata.store import Check, Create, MetadataStore, Op, SetData, Stat, requ
 
 MAX_RETURN_BYTES: Final = 900_000
 """Bytes of one transaction: a unit has at most 500 segments, which fit."""
+MAX_FORMER: Final = 16
+"""Former ledgers of a segment that its unit names: a znode has room for so many of 500 segments."""
 _AT_ONCE: Final = 32
 
 
@@ -94,7 +96,7 @@ def returned_unit(unit: ColdUnit, segments: Sequence[SegmentMetadata], keep_hot_
     """Return a unit whose `segments` are in the list again, under the ledgers that they name."""
     ledgers = {one.lssn: one.ledger_id for one in segments}
     changed = tuple(
-        replace(one, metadata=replace(one.metadata, ledger_id=ledgers[one.metadata.lssn]))
+        replace(one, metadata=_in_ledger(one.metadata, ledgers[one.metadata.lssn]))
         if one.metadata.lssn in ledgers
         else one
         for one in unit.segments
@@ -102,6 +104,16 @@ def returned_unit(unit: ColdUnit, segments: Sequence[SegmentMetadata], keep_hot_
     return replace(
         unit, state=UnitState.FINISHED, segments=changed, hot_deleted_ms=None, keep_hot_until_ms=keep_hot_until_ms
     )
+
+
+def _in_ledger(segment: SegmentMetadata, ledger_id: int) -> SegmentMetadata:
+    """Return a segment that lies in another ledger by now, and is known by all that it was: offsets of streams, plans
+    and readers that were here before name the former ones."""
+    former = (*segment.former_ledgers, segment.ledger_id)
+    if len(former) > MAX_FORMER:
+        # The first one is what offsets name, of whatever time; of the others the newest may still be under a reader.
+        former = (former[0], *former[len(former) - MAX_FORMER + 1 :])
+    return replace(segment, ledger_id=ledger_id, former_ledgers=former)
 
 
 class ColdReturns:

@@ -1,9 +1,10 @@
 """`ColdStore`: the steps of a log's segments on their way into a file, and of the file out of the world again.
 
-    begin -> (retry) -> finish -> delete_hot -> begin_cold_delete -> end_cold_delete
-                 abandon            replace_file, forget_replaced
+    copies.begin -> copies.finish -> delete_hot -> begin_cold_delete -> end_cold_delete
+                                     replace_file, forget_replaced
 
-What the znodes hold is in `cold_units`; docs/reference/znodes.md#cold-units has the states, and who may take a step.
+The first two are those of `cold_copies`. What the znodes hold is in `cold_units`; docs/reference/znodes.md#cold-units
+has the states, and who may take a step.
 
 No step needs a lock: each is one multi that depends on the versions of what it changes, and on the segments that it is
 about. Each sets `P/cold` as well, so a log's steps, and the truncations of its owner, come one after the other, readers
@@ -26,15 +27,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
 from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_copies import ColdCopies
 from metadata.distributedlog.cold_deletions import DeletedLogs
 from metadata.distributedlog.cold_marks import ColdMarks, read_marks
 from metadata.distributedlog.cold_places import ColdFile, UnitState
-from metadata.distributedlog.cold_steps import ColdMovedError, ColdSteps, ColdTakenError, changed, kept_error
+from metadata.distributedlog.cold_steps import ColdMovedError, ColdSteps, changed, kept_error
 from metadata.distributedlog.cold_units import (
-    MAX_SEGMENTS,
     WORKER,
     ColdAttempt,
     ColdLog,
@@ -44,8 +45,6 @@ from metadata.distributedlog.cold_units import (
     Position,
     end_of,
     hidden_to,
-    object_name,
-    parse_unit_name,
     unit_name,
 )
 from metadata.distributedlog.locks import DistributedLock
@@ -63,8 +62,6 @@ from metadata.foundation.errors import (
 )
 from metadata.retry import repeat
 from metadata.store import ANY_VERSION, Check, Create, Delete, Op, SetData, join
-
-T = TypeVar("T")
 
 MAX_REPLACED: Final = 8
 """Files of one unit that were replaced and are still there."""
@@ -84,6 +81,7 @@ class ColdStore:
         self._store = logs.store
         self._new_id = new_id
         self._steps = ColdSteps(self._store)
+        self.copies = ColdCopies(logs, self.ensure, new_id)
         self._deleted = DeletedLogs(self._store, logs.namespace_path)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
@@ -142,168 +140,6 @@ class ColdStore:
         """Return the lock of the log's worker, not yet acquired. It spares double work; no step needs it."""
         await self.ensure(name)
         return DistributedLock(self._store, join((await self._logs.located(name)).cold, WORKER), client_id)
-
-    # ---- attempts ---------------------------------------------------------------------------------------------------
-
-    async def begin(
-        self,
-        name: str,
-        first: int,
-        last: int,
-        *,
-        root: str,
-        worker: str,
-        now_ms: int,
-        options: Mapping[str, str] | None = None,
-    ) -> Versioned[ColdAttempt]:
-        """Take the segments `first` to `last`, to copy them into an object below the address `root`: STARTED.
-
-        Raises ColdTakenError where some of them are taken, ColdMovedError where one is not on the list, or has not
-        ended.
-        """
-        check(1 <= first <= last < first + MAX_SEGMENTS, f"segments {first} to {last} are no unit", log=name)
-        paths = await self._logs.located(name)
-        await self.ensure(name)
-        id_ = self._new_id()
-
-        async def step() -> Versioned[ColdAttempt]:
-            cold = await self._steps.fresh(name, paths)
-            url = f"{root.rstrip('/')}/{object_name(cold.value, first, last, id_)}"
-            made = ColdAttempt(id_, worker, first, last, url, now_ms, dict(options or {}))
-            path = join(paths.cold_attempts, made.name)
-            found = await self._steps.get(path)
-            if found is not None and ColdAttempt.decode(found.value, path).attempt == id_:
-                return Versioned(made, found.version)  # the answer was lost
-            await self._refuse_taken(name, paths, first, last)
-            listing = await self._logs.hot_listing(name)
-            # A log that is deleted is cleared before its deleter looks for files: it would not know of this one.
-            still = [_listed(name, listing, lssn) for lssn in sorted({first, last})]
-            checks = [Check(join(paths.ledgers, one), ANY_VERSION) for one in still]
-            await self._store.multi([Create(path, made.encode()), changed(paths, cold), *checks])
-            return Versioned(made, 0)
-
-        return await self._steps.settled(name, step)
-
-    async def _refuse_taken(self, name: str, paths: LogPaths, first: int, last: int) -> None:
-        for parent in (paths.cold_units, paths.cold_attempts):
-            names, _ = await self._store.children(parent)
-            for numbers in filter(None, map(parse_unit_name, names)):
-                if numbers[0] <= last and first <= numbers[1]:
-                    raise ColdTakenError(
-                        f"segments {numbers[0]} to {numbers[1]} are taken; {first} to {last} were not",
-                        log=name,
-                        path=join(parent, unit_name(*numbers)),
-                        advice="Read units and attempts again, and take what is behind them",
-                    )
-
-    async def retry(
-        self,
-        name: str,
-        attempt: Versioned[ColdAttempt],
-        *,
-        root: str,
-        worker: str,
-        now_ms: int,
-        options: Mapping[str, str] | None = None,
-    ) -> Versioned[ColdAttempt]:
-        """Take an attempt over, with a new id and so a new object: what the former worker still writes is nothing now.
-
-        Raises ColdMovedError where it is not as `attempt` any more.
-        """
-        paths = await self._logs.located(name)
-        id_ = self._new_id()
-        path = join(paths.cold_attempts, attempt.value.name)
-        first, last = attempt.value.first, attempt.value.last
-
-        async def step() -> Versioned[ColdAttempt]:
-            cold = await self._steps.fresh(name, paths)
-            url = f"{root.rstrip('/')}/{object_name(cold.value, first, last, id_)}"
-            made = ColdAttempt(id_, worker, first, last, url, now_ms, dict(options or {}))
-            found = await self._steps.get(path)
-            if found is not None and ColdAttempt.decode(found.value, path).attempt == id_:
-                return Versioned(made, found.version)
-            self._check_attempt(name, path, attempt, found)
-            await self._store.multi([SetData(path, made.encode(), attempt.version), changed(paths, cold)])
-            return Versioned(made, attempt.version + 1)
-
-        return await self._steps.settled(name, step)
-
-    async def abandon(self, name: str, attempt: Versioned[ColdAttempt]) -> None:
-        """Give the segments of an attempt up: they may be taken by any other. Its object is left for the sweep.
-
-        Raises ColdMovedError where it has become a unit, or may have under another name of the log.
-        """
-        paths = await self._logs.located(name)
-        path = join(paths.cold_attempts, attempt.value.name)
-
-        async def step() -> None:
-            cold = await self._steps.fresh(name, paths)
-            found = await self._steps.get(path)
-            if found is None or ColdAttempt.decode(found.value, path).attempt != attempt.value.attempt:
-                # Only if this is still its log: it may be a unit of one that was renamed, and this made anew.
-                marks = await self.marks(name)
-                if marks is None or not marks.dead(attempt.value.url):
-                    raise ColdMovedError("it has become a unit, or the log is another; it stays", log=name, path=path)
-                return
-            await self._store.multi([Delete(path, found.version), changed(paths, cold)])
-
-        await self._steps.settled(name, step)
-
-    def _check_attempt(
-        self, name: str, path: str, attempt: Versioned[ColdAttempt], found: Versioned[bytes] | None
-    ) -> None:
-        if (
-            found is None
-            or found.version != attempt.version
-            or ColdAttempt.decode(found.value, path).attempt != attempt.value.attempt
-        ):
-            raise ColdMovedError(
-                "another worker has taken the attempt over or given it up; nothing was changed", log=name, path=path
-            )
-
-    async def finish(
-        self,
-        name: str,
-        attempt: Versioned[ColdAttempt],
-        segments: Sequence[ColdSegment],
-        file: ColdFile | None,
-        *,
-        now_ms: int,
-    ) -> Versioned[ColdUnit]:
-        """Make a unit of an attempt whose file is whole and was read back: FINISHED. `file`: None where no segment has
-        a user record, so that there is nothing to store.
-
-        Raises ColdMovedError where another worker took the attempt over, or where the segments are not on the list as
-        they were copied: give the attempt up then.
-        """
-        _check_unit(name, attempt.value, segments, file)
-        paths = await self._logs.located(name)
-        path, unit_path = (join(parent, attempt.value.name) for parent in (paths.cold_attempts, paths.cold_units))
-
-        async def step() -> Versioned[ColdUnit]:
-            cold = await self._steps.fresh(name, paths)
-            done = await self._steps.unit_at(unit_path)
-            if done is not None and done.value.attempt == attempt.value.attempt:
-                return done  # the answer was lost
-            self._check_attempt(name, path, attempt, await self._steps.get(path))
-            turn = await self._steps.turn(paths)
-            now = await self._steps.still_listed(name, paths, segments)
-            # Truncated meanwhile or not: the mark holds what the list says in this very transaction.
-            whole = tuple(replace(one, metadata=metadata) for one, metadata in zip(segments, now, strict=True))
-            unit = ColdUnit(UnitState.FINISHED, attempt.value.attempt, whole, file, now_ms)
-            checks = [Check(paths.segment(one), ANY_VERSION) for one in now]
-            await self._store.multi(
-                [
-                    Delete(path, attempt.version),
-                    Create(unit_path, unit.encode()),
-                    changed(paths, cold),
-                    turn,
-                    *checks,
-                ]
-            )
-            return Versioned(unit, 0)
-
-        return await self._steps.settled(name, step)
 
     # ---- hot copies -------------------------------------------------------------------------------------------------
 
@@ -578,23 +414,3 @@ def _parts_in(
     return tuple(
         replace(mine, first_row=new.first_row, rows=new.rows) for mine, new in zip(unit.segments, segments, strict=True)
     )
-
-
-def _listed(name: str, listing: SegmentListing, lssn: int) -> str:
-    """Return the name of a completed segment's znode. Raises ColdMovedError."""
-    listed = listing.find(lssn)
-    if listed is None or listed.in_progress:
-        state = "not on the list" if listed is None else "in progress"
-        raise ColdMovedError(f"segment {lssn} is {state}; no segment was taken", log=name)
-    return listed.name
-
-
-def _check_unit(name: str, attempt: ColdAttempt, segments: Sequence[ColdSegment], file: ColdFile | None) -> None:
-    numbers = [one.metadata.lssn for one in segments]
-    check(numbers == list(range(attempt.first, attempt.last + 1)), "a unit has the attempt's segments", log=name)
-    row = 0
-    for one in segments:
-        check(one.first_row == row and one.rows >= 0, "a unit's rows follow each other", log=name)
-        row += one.rows
-    check((0 if file is None else file.rows) == row, "a unit's rows are its file's", log=name)
-    check(file is None or file.borrowed or file.url == attempt.url, "a unit's file is the attempt's object", log=name)

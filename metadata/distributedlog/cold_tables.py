@@ -2,9 +2,12 @@
 
     NS/.dlspark-cold/tables/<name>      the declaration: `ColdTable`, JSON
 
-A declaration never holds a secret: znodes can be read by everybody. It is made and removed, and never changed: another
-set of logs is another table. Its id is in the table itself too, so that a sync never writes into a table of somebody
-else's that has come to stand at the same place (docs/lake-tables.md).
+A declaration never holds a secret: znodes can be read by everybody. Its id is in the table itself too, so that a sync
+never writes into a table of somebody else's that has come to stand at the same place (docs/lake-tables.md).
+
+It names logs, and holds their ids from the moment at which they have one, which is before any file of theirs is in the
+table: a log that is renamed is followed, one that is deleted is marked so, and one that is made anew under an old name
+is another log. Nothing else of a declaration ever changes: another set of logs is another table.
 """
 
 from __future__ import annotations
@@ -12,22 +15,50 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from metadata.foundation.errors import CallerError, CorruptDataError, NodeExistsError, NoNodeError
+from metadata.foundation.errors import (
+    BadVersionError,
+    CallerError,
+    CorruptDataError,
+    NodeExistsError,
+    NoNodeError,
+    NotAppliedError,
+)
 from metadata.retry import repeat
 from metadata.store import MetadataStore, join
 
 TABLES: Final = ".dlspark-cold/tables"
-VERSION: Final = 1
+VERSION: Final = 2
+"""Version 1 knew names of logs alone."""
 MAX_LOGS: Final = 1_000
 ICEBERG: Final = "iceberg"
 DELTA: Final = "delta"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 _SECRET: Final = re.compile(r"secret|password|token|credential|access-key|private|session", re.IGNORECASE)
 _USER_INFO: Final = re.compile(r"//[^/@]*:[^/@]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class TableLog:
+    """Which log is in a table?
+
+    Args:
+        name: its name when a sync saw it last.
+        id: its id in cold storage, which stays where it is renamed; empty as long as it has none.
+        deleted: whether it is known to have been deleted.
+    """
+
+    name: str
+    id: str = ""
+    deleted: bool = False
+
+
+def table_logs(names: Iterable[str]) -> tuple[TableLog, ...]:
+    """Return logs of which the names alone are known."""
+    return tuple(TableLog(name) for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +71,7 @@ class ColdTable:
         kind: `iceberg` or `delta`.
         place: Iceberg: the catalog, an address or a name of the user's own settings; Delta: the table's address.
         identifier: Iceberg: the table's name in the catalog, `namespace.table`; Delta: empty.
-        logs: names of its logs.
+        members: its logs, in the order in which they were declared.
         options: of the catalog or the store, without secrets.
         created_ms: when it was declared.
     """
@@ -50,14 +81,19 @@ class ColdTable:
     kind: str
     place: str
     identifier: str
-    logs: tuple[str, ...]
+    members: tuple[TableLog, ...]
     options: Mapping[str, str] = field(default_factory=dict)
     created_ms: int = 0
 
     @property
+    def logs(self) -> tuple[str, ...]:
+        """Names of its logs."""
+        return tuple(one.name for one in self.members)
+
+    @property
     def grouped(self) -> bool:
         """Whether it is of several logs, and so partitioned by log."""
-        return len(self.logs) > 1
+        return len(self.members) > 1
 
     def encode(self) -> bytes:
         """Return the znode's data."""
@@ -67,7 +103,9 @@ class ColdTable:
             "kind": self.kind,
             "place": self.place,
             "as": self.identifier,
-            "logs": list(self.logs),
+            "logs": [
+                {"name": one.name, "id": one.id, **({"deleted": True} if one.deleted else {})} for one in self.members
+            ],
             "options": dict(self.options),
             "created": self.created_ms,
         }
@@ -78,15 +116,16 @@ class ColdTable:
         """Read the data of the znode at `path`. Raises CorruptDataError."""
         try:
             fields = json.loads(data)
-            if fields["v"] != VERSION or fields["kind"] not in (ICEBERG, DELTA):
+            if fields["v"] not in (1, VERSION) or fields["kind"] not in (ICEBERG, DELTA):
                 raise ValueError
+            logs = [{"name": one, "id": ""} for one in fields["logs"]] if fields["v"] == 1 else fields["logs"]
             return cls(
                 name,
                 str(fields["id"]),
                 fields["kind"],
                 str(fields["place"]),
                 str(fields["as"]),
-                tuple(str(one) for one in fields["logs"]),
+                tuple(TableLog(str(one["name"]), str(one["id"]), bool(one.get("deleted", False))) for one in logs),
                 {str(key): str(value) for key, value in fields["options"].items()},
                 int(fields["created"]),
             )
@@ -178,6 +217,44 @@ class ColdTableStore:
         except NoNodeError:
             return []
         return [one for one in await asyncio.gather(*map(self.get, found)) if one is not None]
+
+    async def follow(self, table: ColdTable, members: tuple[TableLog, ...]) -> ColdTable:
+        """Note what has become of a table's logs; return the declaration as it is then. Where somebody else has noted
+        something meanwhile, nothing is changed: look at the logs again, by what is returned.
+
+        Raises NotAppliedError where the declaration was dropped.
+        """
+        path = join(self.root, table.name)
+        after = replace(table, members=members)
+
+        async def step() -> ColdTable | None:
+            try:
+                data, stat = await self._store.get(path)
+                found = ColdTable.decode(table.name, data, path)
+                if found.id != table.id or found.members != table.members:
+                    return found  # also our own, if its answer was lost
+                await self._store.put(path, after.encode(), stat.version)
+            except BadVersionError:
+                await self._store.sync(path)
+                return await self.get(table.name)
+            except NoNodeError:
+                return None
+            return after
+
+        return self._same(table, await repeat(self._store, step))
+
+    async def current(self, table: ColdTable) -> ColdTable:
+        """Return a declaration as it is by now. Raises NotAppliedError where it was dropped."""
+        return self._same(table, await self.get(table.name))
+
+    def _same(self, table: ColdTable, found: ColdTable | None) -> ColdTable:
+        if found is None or found.id != table.id:
+            raise NotAppliedError(
+                f"Table {table.name} was dropped meanwhile; nothing was added to it",
+                path=join(self.root, table.name),
+                advice="Nothing needs to be done",
+            )
+        return found
 
     async def drop(self, name: str) -> bool:
         """Forget a declaration; the table stays where it is. False: there was none."""

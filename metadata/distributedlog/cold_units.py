@@ -49,7 +49,8 @@ class ColdSegment:
     """Which part of a unit's file is one segment?
 
     Args:
-        metadata: what its znode in the list said when it was copied, never in progress.
+        metadata: what its znode in the list said when it was copied, never in progress; with the ledgers that it was
+            before, if it was put back since.
         first_row: its first row in the file.
         rows: how many rows it has there.
         bytes: bytes of its ledger, that is of one hot copy.
@@ -366,6 +367,8 @@ def _segment_fields(one: ColdSegment) -> dict[str, Any]:
     fields["bytes"] = one.bytes
     if one.metadata.name is not None:
         fields["name"] = one.metadata.name
+    if one.metadata.former_ledgers:
+        fields["former"] = list(one.metadata.former_ledgers)
     return fields
 
 
@@ -375,6 +378,7 @@ def _segment(fields: Mapping[str, Any], path: str) -> ColdSegment:
     metadata = replace(
         SegmentMetadata.decode(_text(fields["m"]).encode("ascii"), path, skip_minimum_version=True),
         name=None if name is None else _text(name),
+        former_ledgers=tuple(int(one) for one in fields.get("former", ())),
     )
     if metadata.in_progress:
         raise ValueError("a cold segment is completed")

@@ -29,6 +29,8 @@ VERSION: Final = 5
 MINIMUM_VERSION: Final = 2
 INVALID_TXID: Final = -999
 UNASSIGNED_LSSN: Final = 0
+UNKNOWN_LEDGER: Final = 2**63 - 1
+"""The ledger of a segment without records of which no file says more: only a unit of a rebuilt log has such ones."""
 UNASSIGNED_SEQUENCE_ID: Final = -1
 MAX_RECORD_COUNT: Final = 2**31 - 1
 
@@ -68,7 +70,8 @@ class SegmentMetadata:
     defaults in progress.
 
     `name` is the znode's actual name where the value was read from one: old logs have other names. `cold`: where its
-    copy in a file is; only readers' lists say it. Neither takes part in comparisons.
+    copy in a file is. `former_ledgers`: those that it was before, oldest first, if it came back from a file; readers'
+    lists and units say it. None of these takes part in comparisons.
     """
 
     ledger_id: int
@@ -88,6 +91,17 @@ class SegmentMetadata:
     version: int = VERSION
     name: str | None = field(default=None, compare=False)
     cold: ColdPlace | None = field(default=None, compare=False)
+    former_ledgers: tuple[int, ...] = field(default=(), compare=False)
+
+    @property
+    def first_ledger(self) -> int:
+        """The ledger that it was written into: what tells it from a later segment of its number, for it stays the same
+        wherever its entries lie."""
+        return self.former_ledgers[0] if self.former_ledgers else self.ledger_id
+
+    def was_ledger(self, ledger_id: int) -> bool:
+        """Return whether this ledger is, or was, the segment; True also where it may have been any."""
+        return ledger_id == self.ledger_id or ledger_id in self.former_ledgers or self.first_ledger == UNKNOWN_LEDGER
 
     @property
     def znode_name(self) -> str:

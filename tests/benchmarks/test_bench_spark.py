@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.spark_jobs import MOST_WARM_UPS, run_until_steady
+from benchmarks.spark_jobs import MOST_WARM_UPS, Job, run_until_steady
 
 
-def timed(*seconds: list[float]) -> tuple[list[Callable[[], None]], Callable[[Callable[[], None]], float]]:
+def timed(*seconds: list[float]) -> tuple[list[Job], Callable[[Job], float]]:
     """Jobs, and what times them: the n-th run of a job takes the n-th of its numbers, and then the last."""
-    jobs: list[Callable[[], None]] = [lambda: None for _ in seconds]
+    jobs: list[Job] = [lambda: None for _ in seconds]
     left = {id(job): list(times) for job, times in zip(jobs, seconds, strict=True)}
 
-    def time_s(job: Callable[[], None]) -> float:
+    def time_s(job: Job) -> float:
         times = left[id(job)]
         return times.pop(0) if len(times) > 1 else times[0]
 

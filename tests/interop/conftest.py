@@ -12,7 +12,15 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from helpers.interop.clusters import NEWEST, InteropCluster, JavaBookies, JavaProcesses, our_bookie, sandbox_cluster
+from helpers.interop.clusters import (
+    NEWEST,
+    InteropCluster,
+    JavaBookies,
+    JavaProcesses,
+    all_back,
+    our_bookie,
+    sandbox_cluster,
+)
 from helpers.interop.log_sides import WAYS, JavaLog, Pair, pair_of
 
 from dlspark.sandbox.sandbox import Sandbox
@@ -77,10 +85,10 @@ def zk(sandbox_beside_java: Sandbox) -> str:
 
 
 @pytest.fixture
-def ours(sandbox_beside_java: Sandbox) -> InteropCluster:
+def ours(sandbox_beside_java: Sandbox, processes: JavaProcesses) -> InteropCluster:
     """Give four storage nodes of ours, all alive."""
     cluster = sandbox_cluster(sandbox_beside_java)
-    cluster.restore()
+    all_back(cluster, processes)
     return cluster
 
 
@@ -102,11 +110,11 @@ def bookies_of(
 
 
 @pytest.fixture
-def theirs(bookies_of: Callable[[str], JavaBookies], version: str) -> InteropCluster:
+def theirs(bookies_of: Callable[[str], JavaBookies], processes: JavaProcesses, version: str) -> InteropCluster:
     """Give real bookies, all alive."""
-    bookies = bookies_of(version)
-    bookies.start_all()
-    return bookies.cluster
+    cluster = bookies_of(version).cluster
+    all_back(cluster, processes)
+    return cluster
 
 
 @pytest.fixture(params=["our nodes", "Java bookies"])
@@ -133,19 +141,19 @@ def mixed_cluster(
             else:
                 java.stop(bookie)
 
-        def restore() -> None:
-            java.start_all()
-            for node in own:
-                if not node.alive:
-                    node.start()
+        def restore() -> bool:
+            lost = [node for node in own if not node.alive]
+            for node in lost:
+                node.start()
+            return java.start_all() or bool(lost)
 
         yield InteropCluster(zk, root, (*java.cluster.bookies, *nodes), lose, restore)
 
 
 @pytest.fixture
-def mixed(mixed_cluster: InteropCluster) -> InteropCluster:
+def mixed(mixed_cluster: InteropCluster, processes: JavaProcesses) -> InteropCluster:
     """Give two real bookies and then two storage nodes of ours under one root, all alive."""
-    mixed_cluster.restore()
+    all_back(mixed_cluster, processes)
     return mixed_cluster
 
 

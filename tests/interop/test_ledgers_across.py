@@ -21,6 +21,7 @@ from helpers.interop.ledgers import (
     java_reads,
     java_sees,
     payloads,
+    restored,
     we_add,
     we_read,
 )
@@ -249,7 +250,7 @@ async def test_recovery_with_two_nodes_down_fails_and_closes_nothing_short(
         with pytest.raises(LedgerRecoveryError):
             await client.open(writer.ledger_id, recover=True)
         assert (await ask("ledger.metadata", ledger=writer.ledger_id))["state"] == "IN_RECOVERY"
-        await asyncio.to_thread(either_cluster.restore)
+        await restored(java, either_cluster, client)
         assert await we_read(client, writer.ledger_id) == payloads(sizes)
         assert await java_reads(ask, writer.ledger_id) == as_java_tells(payloads(sizes))
 
@@ -417,7 +418,7 @@ async def test_a_fence_survives_the_restart_of_every_node(java: JavaTool, ours: 
         await reader.close()
     for bookie in ours.bookies:
         await asyncio.to_thread(ours.lose, bookie)
-    await asyncio.to_thread(ours.restore)
+    await restored(java, ours)
     late = await ask("ledger.write", handle=ledger["handle"], count=1, size=10)
     assert (late["acknowledged"], late["failed"]) == ([], [FENCED])
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from functools import partial
 
 import pytest
 from helpers.interop.clusters import InteropCluster
@@ -12,24 +10,24 @@ from helpers.interop.java_tool import make_payload
 from helpers.interop.ledgers import (
     CLOSED,
     FENCED,
+    answered,
     as_java_tells,
     contents_of,
     java_adds,
     java_creates,
     java_reads,
     payloads,
+    restored,
     we_add,
     we_read,
 )
 
-from dlspark.testing.java_process import JavaError, JavaTool
-from storage_node.client.client import LedgerClient
+from dlspark.testing.java_process import JavaTool
 from storage_node.client.writer import LedgerWriter
-from storage_node.errors import LedgerFencedError, NotEnoughBookiesError
+from storage_node.errors import LedgerFencedError
 
 STRIPED = {"ensemble": 4, "write_quorum": 3, "ack_quorum": 2}
 VERSION_2 = {"useV2WireProtocol": True}
-HEARD_S = 30.0
 
 
 async def we_go_on(writer: LedgerWriter, first: int, count: int) -> None:
@@ -37,29 +35,10 @@ async def we_go_on(writer: LedgerWriter, first: int, count: int) -> None:
     assert list(await asyncio.gather(*adds)) == list(range(first, first + count))
 
 
-async def until_all_know_four(java: JavaTool, mixed: InteropCluster, client: LedgerClient) -> None:
-    """Clients hear of a node that came back by a watch; before that they have nobody to put in a lost one's place."""
-    ask = mixed.on(java)
-    for create in (
-        partial(client.create, ensemble_size=4, write_quorum=3, ack_quorum=2),
-        partial(java_creates, ask, **STRIPED),
-        partial(java_creates, ask, **STRIPED, settings=VERSION_2),
-    ):
-        deadline = time.monotonic() + HEARD_S
-        while True:
-            try:
-                await create()
-                break
-            except (JavaError, NotEnoughBookiesError):
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.05)
-
-
 async def test_ledgers_go_on_when_a_node_of_either_kind_is_lost(java: JavaTool, mixed: InteropCluster) -> None:
     """Of four nodes one of ours goes and comes back, then a real bookie: writers of both kinds lose nothing."""
     ask, count = mixed.on(java), 40
     async with mixed.client() as client:
-        await until_all_know_four(java, mixed, client)
         writer = await client.create(ensemble_size=4, write_quorum=3, ack_quorum=2)
         assert set(writer.metadata.last_ensemble.bookies) == set(mixed.bookies)
         await we_add(writer, (30,) * count)
@@ -74,8 +53,7 @@ async def test_ledgers_go_on_when_a_node_of_either_kind_is_lost(java: JavaTool, 
                 assert answer["acknowledged"] == list(range(count + 20))
                 assert answer["failed"] == []
             count += 20
-            await asyncio.to_thread(mixed.restore)
-            await until_all_know_four(java, mixed, client)
+            await restored(java, mixed, client)
         await writer.close()
         for ledger in ledgers:
             await ask("ledger.close", handle=ledger["handle"])
@@ -92,7 +70,6 @@ async def test_a_recoverer_of_either_kind_fences_a_writer_of_the_other(
     """With a node of the one kind gone, the others' fences hold, also on the node that comes back without one."""
     ask = mixed.on(java)
     async with mixed.client() as client:
-        await until_all_know_four(java, mixed, client)
         theirs = await java_creates(ask, **STRIPED)
         await java_adds(ask, theirs, (30,) * 25)
         # Java's recovery needs somebody in the place of the lost one, ours goes on without.
@@ -100,6 +77,7 @@ async def test_a_recoverer_of_either_kind_fences_a_writer_of_the_other(
         while mixed.bookies[lost] not in ours.metadata.last_ensemble.bookies:
             ours = await client.create()
         await we_add(ours, (30,) * 25)
+        await answered(java, mixed)
         await asyncio.to_thread(mixed.lose, mixed.bookies[lost])
         reader = await client.open(theirs["ledger"], recover=True)
         assert reader.last_add_confirmed == 24
@@ -107,7 +85,7 @@ async def test_a_recoverer_of_either_kind_fences_a_writer_of_the_other(
         await reader.close()
         opened = await ask("ledger.open", ledger=ours.ledger_id, recover=True)
         assert (opened["lac"], opened["length"]) == (24, 750)
-        await asyncio.to_thread(mixed.restore)
+        await restored(java, mixed, client)
         with pytest.raises(LedgerFencedError):
             await asyncio.gather(*(ours.add(b"too late") for _ in range(4)))
         late = await ask("ledger.write", handle=theirs["handle"], first=25, count=4, size=30)

@@ -121,7 +121,6 @@ async def both(java: JavaTool, theirs: InteropCluster, root: str, store: Metadat
 
 @pytest.fixture
 def binding(theirs: InteropCluster) -> Binding:
-    theirs.restore()
     return Binding.for_cluster(theirs.zk, theirs.root)
 
 

@@ -32,9 +32,8 @@ from dlspark.cold.lake.targets import (
     TableMovedError,
     TableUnclearError,
     TableUnreachableError,
-    added_files,
-    replaced_files,
-    urls_looked_for,
+    settle_changes,
+    sought_files,
 )
 from metadata.foundation.errors import CallerError, DistributedLogError, present
 
@@ -165,13 +164,16 @@ class DeltaLakeTable:
         """Apply changes in one version."""
         table = present(self._table, "a table is changed before it was loaded")
         there = {str(one["path"]): one for one in self._asked(lambda: _actions(table))}
-        gone, come = replaced_files(changes, there.keys() & urls_looked_for(changes))
+        sought = sought_files(changes)
+        gone, come = settle_changes(changes, {url for url in there if url in sought})
         now_ms = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = []
-        for log, url, size, rows in added_files(changes, come):
-            values = {PARTITION: log} if self._grouped else {}
-            actions.append(AddAction(url, size, values, now_ms, True, _statistics(figures[url].parquet, rows)))
-        for url in gone:
+        for file in come:
+            one = figures[file.url]
+            values = {PARTITION: one.log} if self._grouped else {}
+            said = _statistics(one.parquet, file.rows)
+            actions.append(AddAction(file.url, file.bytes, values, now_ms, True, said))
+        for url in sorted(gone):
             action = there[url]
             part: dict[str, str | None] = {PARTITION: action[f"partition.{PARTITION}"]} if self._grouped else {}
             actions.append(RemoveAction(url, True, now_ms, action["size_bytes"], part))

@@ -51,12 +51,12 @@ from dlspark.cold.lake.targets import (
     TABLE_ID,
     WATERMARKS,
     FileFigures,
+    SoughtFiles,
     TableMovedError,
     TableUnclearError,
     TableUnreachableError,
-    added_files,
-    replaced_files,
-    urls_looked_for,
+    settle_changes,
+    sought_files,
 )
 from metadata.foundation.errors import CallerError, DistributedLogError, present
 
@@ -249,7 +249,7 @@ class IcebergTable:
         """Return which files the table names: reads its manifests."""
         return {one.file_path for one in self._asked(lambda: self._entries(urls))}
 
-    def _entries(self, urls: Collection[str] | None) -> list[DataFile]:
+    def _entries(self, urls: Collection[str] | SoughtFiles | None) -> list[DataFile]:
         table = present(self._table, "a table is asked before it was loaded")
         head = table.current_snapshot()
         if head is None or (urls is not None and not urls):
@@ -299,9 +299,9 @@ class IcebergTable:
         """Apply changes in one commit: one request to the catalog, behind the writing of its manifests."""
         table = present(self._table, "a table is changed before it was loaded")
         own = present(self._own, "a table is changed before it was loaded")
-        there = self._asked(lambda: self._entries(urls_looked_for(changes)))
-        gone, come = replaced_files(changes, {one.file_path for one in there})
-        added = added_files(changes, come)
+        there = self._asked(lambda: self._entries(sought_files(changes)))
+        gone, come = settle_changes(changes, {one.file_path for one in there})
+        leaving = [one for one in there if one.file_path in gone]
         moved = {log: str(at) for log, at in changes.watermarks.items()}
         after = moved_to(state, changes)
 
@@ -309,38 +309,34 @@ class IcebergTable:
             transaction = table.transaction()
             summary = {WATERMARKS: json.dumps(moved, separators=(",", ":")), TABLE_ID: self._table_id}
             update = transaction.update_snapshot(snapshot_properties=summary)
-            producer = update.overwrite() if gone else update.merge_append()
-            for log, url, size, _ in added:
-                one = figures[url]
+            producer = update.overwrite() if leaving else update.merge_append()
+            for file in come:
+                one = figures[file.url]
                 producer.append_data_file(
                     data_file(
-                        url,
-                        size,
-                        log if self._grouped else None,
+                        file.url,
+                        file.bytes,
+                        one.log if self._grouped else None,
                         one.parquet,
                         one.columns,
                         table.schema(),
                         table.metadata.default_spec_id,
                     )
                 )
-            leaving = set(gone)
-            for entry in there:
-                if entry.file_path in leaving:
-                    producer.delete_data_file(entry)
+            for entry in leaving:
+                producer.delete_data_file(entry)
             updates, requirements = producer._commit()
             return updates, requirements, producer.snapshot_id
 
         updates, requirements, snapshot = self._asked(build)
-        rows = (
-            state.rows + sum(one[3] for one in added) - sum(e.record_count for e in there if e.file_path in set(gone))
-        )
+        rows = state.rows + sum(one.rows for one in come) - sum(one.record_count for one in leaving)
         # What somebody else has changed stays a finding: only from a table as we left it do we say what is there now.
         untouched = _head_id(table) == own.snapshot
         left = _OwnState(
             after.watermarks,
             after.settled,
             rows if untouched else own.rows + rows - state.rows,
-            (state.files if untouched else own.files) + len(added) - len(gone),
+            (state.files if untouched else own.files) + len(come) - len(leaving),
             snapshot if untouched else own.snapshot,
             own.schema,
         )

@@ -4,6 +4,9 @@
     LogUnits      what the log says: its units, and which of its segments are still to be copied
     TableChanges  one commit
 
+What a log that was deleted has in the table goes in one commit, by the folders of its files; its watermark says from
+then on that nothing of it comes any more (ENDED).
+
 The watermark of a log is the number of the last segment that its table has; it only rises, over units without a hole,
 oldest first: it moves in the very commit that adds the file, so a file at or below it is never added again, whatever is
 repeated. What is above it is in no snapshot. So nothing here has to look through the table for what is there already.
@@ -26,6 +29,8 @@ from metadata.distributedlog.cold_units import ColdUnit
 
 NOTHING_YET: Final = -1
 """The watermark of a log of which the table has nothing."""
+ENDED: Final = 2**62
+"""The watermark of a log that was deleted, once its files are out of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +42,14 @@ class LogUnits:
         log_id: its id in cold storage.
         units: in order of segments; read after `waiting`, and after the table's head.
         waiting: numbers of segments on the log's own list, hidden ones too.
+        gone: of a log that was deleted, the folders that held its files, each with a '/' at its end; it has no units.
     """
 
     log: str
     log_id: str
     units: tuple[ColdUnit, ...]
     waiting: frozenset[int]
+    gone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +73,18 @@ class TableState:
 
 
 @dataclass(frozen=True, slots=True)
-class AddedFile:
-    """Which file goes into a table, and whose is it?"""
-
-    log: str
-    file: ColdFile
-
-
-@dataclass(frozen=True, slots=True)
 class Replacement:
-    """Which file takes the place of which, or of none (None: they only go)? Applied as far as the table names them."""
+    """Which file takes the place of which, or of none (None: they only go)? Applied as far as the table names them.
 
-    log: str
-    unit: str
+    Args:
+        gone: addresses of the files that go.
+        file: what comes for them.
+        folders: everything in these goes; each ends with a '/'.
+    """
+
     gone: tuple[str, ...]
     file: ColdFile | None
+    folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ class TableChanges:
         more: whether there is more than one commit takes.
     """
 
-    added: tuple[AddedFile, ...] = ()
+    added: tuple[ColdFile, ...] = ()
     replaced: tuple[Replacement, ...] = ()
     watermarks: Mapping[str, int] = field(default_factory=dict)
     settled: frozenset[str] = frozenset()
@@ -105,23 +109,32 @@ class TableChanges:
         """Return whether there is anything to commit: a watermark by itself only where files must not come back."""
         return bool(self.added or self.replaced)
 
+    @property
+    def coming(self) -> tuple[ColdFile, ...]:
+        """The files that may come into the table: those that replace others only if it names those."""
+        return (*self.added, *(one.file for one in self.replaced if one.file is not None))
+
 
 def plan_changes(state: TableState, logs: Sequence[LogUnits], limit: int = 2_000) -> TableChanges:
     """Return what the table lacks, at most `limit` files of it."""
-    added: list[AddedFile] = []
+    added: list[ColdFile] = []
     replaced: list[Replacement] = []
     watermarks: dict[str, int] = {}
     settled: set[str] = set()
     more = False
     for one in logs:
         at = before = state.watermarks.get(one.log_id, NOTHING_YET)
+        if one.gone and before < ENDED:
+            # Also where the table has nothing of it: what is under way to add some depends on the head that moves here.
+            replaced.append(Replacement((), None, one.gone))
+            at = ENDED
         for unit in one.units:
             key = _key(one.log_id, unit)
             if key is not None and key in state.settled:
                 settled.add(key)
             if unit.first <= at:
                 if key is not None and key not in settled and unit.last <= at:
-                    replaced.append(_replacement(one.log, unit))
+                    replaced.append(_replacement(unit))
                     settled.add(key)
                 continue
             if any(at < lssn < unit.first for lssn in one.waiting):
@@ -130,13 +143,13 @@ def plan_changes(state: TableState, logs: Sequence[LogUnits], limit: int = 2_000
                 # The table must never take it any more, also by a commit that is still under way: that one depends on
                 # the head which this one moves.
                 if key is not None:
-                    replaced.append(_replacement(one.log, unit))
+                    replaced.append(_replacement(unit))
                     settled.add(key)
             elif unit.file is not None:
                 if len(added) >= limit:
                     more = True
                     break
-                added.append(AddedFile(one.log, unit.file))
+                added.append(unit.file)
                 settled.update(() if key is None else (key,))
             at = unit.last
         if at > before:
@@ -178,7 +191,7 @@ def _key(log_id: str, unit: ColdUnit) -> str | None:
     return f"{log_id}/{unit.name}/{unit.file.url.rpartition('/')[2]}"
 
 
-def _replacement(log: str, unit: ColdUnit) -> Replacement:
+def _replacement(unit: ColdUnit) -> Replacement:
     if unit.state is UnitState.COLD_DELETE_STARTED:
-        return Replacement(log, unit.name, urls_of(unit), None)
-    return Replacement(log, unit.name, tuple(one.url for one in unit.replaced), unit.file)
+        return Replacement(urls_of(unit), None)
+    return Replacement(tuple(one.url for one in unit.replaced), unit.file)

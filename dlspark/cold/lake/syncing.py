@@ -4,7 +4,11 @@ The order of reading decides: the table's head first, then each log's own list, 
 planned so depends on that head, and the head moves whenever a unit that leaves is taken out, or kept out, of the
 table. So a unit that is marked COLD_DELETE_STARTED before `release_unit` loads the table is in it in no later
 snapshot, whatever other syncs do at the same time and however late their commits arrive; after `release_unit` its
-object may be deleted.
+object may be deleted. Likewise with all files of a log that was deleted (`release_deleted_log`).
+
+A table's logs are known by their ids. They are noted in its declaration between the reading of the head and that of the
+units: so a release that does not see its log in a declaration, after its mark was made, has nothing to fear of that
+table.
 
 Fault model: any request may fail, and commits may be applied though they seem to have failed. Each round begins with a
 new look at the table; rounds are bounded, and a table that stays in doubt is left to the next sync. A failure of
@@ -16,13 +20,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dlspark.cold.lake.columns import check_names
 from dlspark.cold.lake.log_sources import ColdLogSource, LogSource
 from dlspark.cold.lake.opening import open_table
-from dlspark.cold.lake.planning import LogUnits, holes, plan_changes, urls_of
+from dlspark.cold.lake.planning import ENDED, NOTHING_YET, LogUnits, holes, plan_changes, urls_of
 from dlspark.cold.lake.targets import (
     LakeTable,
     TableMovedError,
@@ -31,7 +35,7 @@ from dlspark.cold.lake.targets import (
 )
 from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_tables import ColdTable, ColdTableStore, check_table
-from metadata.distributedlog.cold_units import ColdUnit
+from metadata.distributedlog.cold_units import ColdUnit, DeletedLog
 from metadata.distributedlog.logs import LogStore
 from metadata.foundation.errors import DistributedLogError, NotAppliedError
 
@@ -106,7 +110,7 @@ class TableSync:
         check_names(columns, table.kind)
         await asyncio.to_thread(self._opener, table)  # before it is declared: a missing extra, or a bad address
         await self._logs.prepare()
-        declared = await self.tables.create(table)
+        declared = await self._followed(await self.tables.create(table))
         target = await asyncio.to_thread(self._opener, declared)
         await asyncio.to_thread(target.ensure, columns)
         return declared
@@ -115,6 +119,7 @@ class TableSync:
         """Bring one table forward until it lacks nothing. Raises what keeps it from that, after ROUNDS looks."""
         target = await asyncio.to_thread(self._opener, table)
         report = TableReport(table.name)
+        table = await self.tables.current(table)  # what it says of its logs may be newer than what the caller has
         failures = 0
         while True:
             try:
@@ -130,11 +135,12 @@ class TableSync:
     async def _one_round(self, table: ColdTable, target: LakeTable, report: TableReport) -> bool:
         """Look at the table, and make one commit of what it lacks; True where it lacks nothing."""
         state = await asyncio.to_thread(target.load)
+        table = await self._followed(table)
         logs = await self._logs.logs(table)
         changes = plan_changes(state, logs)
         report.rows, report.files = state.rows, state.files
         report.findings = [*state.findings, *holes(state, logs), *self._not_there(table, logs)]
-        if changes.added or changes.replaced:
+        if changes.coming:
             columns = await self._logs.columns(table)
             check_names(columns, table.kind)
             if await asyncio.to_thread(target.evolve, state, columns):
@@ -150,13 +156,24 @@ class TableSync:
         report.removed += sum(one.file is None for one in changes.replaced)
         return False
 
+    async def _followed(self, table: ColdTable) -> ColdTable:
+        """Return the declaration with what its logs are called by now, once it says so."""
+        for _ in range(ROUNDS):
+            members = await self._logs.members(table)
+            if members == table.members:
+                return table
+            table = await self.tables.follow(table, members)
+            if table.members == members:
+                return table
+        raise TableMovedError(f"What table {table.name} says of its logs is changed by others all the time")
+
     def _not_there(self, table: ColdTable, logs: Iterable[LogUnits]) -> list[str]:
-        there = {one.log for one in logs}
+        there = {one.log_id for one in logs}
         return [
-            f"log {log} is not there, or has nothing in cold storage: was it renamed or deleted? What the table has of "
-            "it stays"
-            for log in table.logs
-            if log not in there
+            f"log {one.name} is not there, or has nothing in cold storage. What the table has of it stays"
+            + (": if it was deleted and made anew, the new one is another log" if one.id else "")
+            for one in table.members
+            if one.id not in there and not one.deleted
         ]
 
     # ---------------------------------------------------------------- what leaves, and what is wrong
@@ -172,25 +189,44 @@ class TableSync:
             leaving = set(urls_of(unit))
         if not leaving:
             return
+        log_id = await self._logs.log_id(log)
+        if log_id is None:
+            raise NotAppliedError(f"Log {log} is being deleted: its files go with its note", log=log)
         for table in await self.tables.tables():
-            if log not in table.logs:
+            if not any(one.id == log_id or (one.name == log and not one.id) for one in table.members):
                 continue
             await self.sync(table)
             target = await asyncio.to_thread(self._opener, table)
             state = await asyncio.to_thread(target.load)
             named = await asyncio.to_thread(target.named, leaving)
-            ids = [one.log_id for one in await self._logs.logs(table) if one.log == log]
-            if named or any(state.watermarks.get(log_id, -1) < unit.last for log_id in ids):
+            if named or state.watermarks.get(log_id, NOTHING_YET) < unit.last:
                 raise NotAppliedError(
                     f"Table {table.name} still names files of unit {unit.name}, or may take them yet; they were kept",
                     log=log,
                     advice=f"See dlspark cold table check {table.name}; what it waits for must be copied first",
                 )
 
+    async def release_deleted(self, log: DeletedLog) -> None:
+        """Return once no table names a file of a log that was deleted, nor ever will: then they may be deleted. Raises
+        what keeps a table from giving them up; all of them must stay then."""
+        for table in await self.tables.tables():
+            if not any(one.id == log.log_id for one in table.members):
+                continue
+            await self.sync(table)
+            target = await asyncio.to_thread(self._opener, table)
+            state = await asyncio.to_thread(target.load)
+            if state.watermarks.get(log.log_id, NOTHING_YET) < ENDED:
+                raise NotAppliedError(
+                    f"Table {table.name} still names files of log {log.log}, which was deleted; they were kept",
+                    log=log.log,
+                    advice=f"See dlspark cold table check {table.name}; the next sweep tries again",
+                )
+
     async def check(self, table: ColdTable) -> TableReport:
         """Compare a table with what is cold, file by file; nothing is changed."""
         target = await asyncio.to_thread(self._opener, table)
         state = await asyncio.to_thread(target.load)
+        table = replace(table, members=await self._logs.members(table))
         logs = await self._logs.logs(table)
         named = await asyncio.to_thread(target.named, None)
         report = TableReport(table.name, rows=state.rows, files=state.files)
@@ -234,3 +270,9 @@ async def release_unit(logs: LogStore, log: str, unit: ColdUnit, *, opener: Open
     `begin_cold_delete` or `replace_file`, and before it deletes an object. Raises what keeps them; see
     `TableSync.release`."""
     await TableSync.over(logs, opener=opener).release(log, unit)
+
+
+async def release_deleted_log(logs: LogStore, log: DeletedLog, *, opener: OpenTable = open_table) -> None:
+    """Return once no lake table names files of a log that was deleted: called by the sweep before it deletes them.
+    Raises what keeps them; see `TableSync.release_deleted`."""
+    await TableSync.over(logs, opener=opener).release_deleted(log)

@@ -9,7 +9,7 @@ ever applied, however late. Whoever got no answer loads the state again and plan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from dlspark.cold.lake.planning import TableChanges, TableState
 from dlspark.tables.errors import MissingExtraError
+from metadata.distributedlog.cold_places import ColdFile
 from metadata.foundation.errors import NotAppliedError, OutcomeUnknownError
 
 STATE: Final = "dlspark.state"
@@ -39,8 +40,15 @@ class TableUnclearError(OutcomeUnknownError):
 
 @dataclass(frozen=True, slots=True)
 class FileFigures:
-    """What goes into a table's metadata of a file beside its address: what its footer says."""
+    """What goes into a table's metadata of a file beside its address: what its footer says.
 
+    Args:
+        log: the log's name when the file was written, as its rows say it.
+        parquet: Parquet's own part.
+        columns: the file's.
+    """
+
+    log: str
     parquet: pq.FileMetaData
     columns: pa.Schema
 
@@ -75,32 +83,40 @@ def need(package: str, extra: str, load: Callable[[], object]) -> None:
         ) from error
 
 
-def replaced_files(changes: TableChanges, named: Collection[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return which files go from a table that names `named`, and which come for them (log, address).
+@dataclass(frozen=True, slots=True)
+class SoughtFiles:
+    """Which files of a table are asked for: these addresses, and all in these folders?"""
+
+    urls: frozenset[str]
+    folders: tuple[str, ...] = ()
+
+    def __contains__(self, url: object) -> bool:
+        """Return whether a file is asked for."""
+        return url in self.urls or (isinstance(url, str) and url.startswith(self.folders))
+
+    def __bool__(self) -> bool:
+        """Return whether anything is asked for."""
+        return bool(self.urls or self.folders)
+
+
+def sought_files(changes: TableChanges) -> SoughtFiles:
+    """Return which files decide what changes come to in a table: those that go, and those that may be there already."""
+    urls = {url for one in changes.replaced for url in (*one.gone, *([one.file.url] if one.file else []))}
+    return SoughtFiles(frozenset(urls), tuple(folder for one in changes.replaced for folder in one.folders))
+
+
+def settle_changes(changes: TableChanges, named: Collection[str]) -> tuple[set[str], list[ColdFile]]:
+    """Return which files go from a table that names `named`, as far as they are sought, and which come.
 
     Where the table names none of a unit's files any more, a rewrite from outside has put its rows into files of its
     own: nothing comes, else they would be there twice. `TableSync.check` reports it.
     """
-    gone: list[str] = []
-    come: list[tuple[str, str]] = []
+    gone: set[str] = set()
+    come = list(changes.added)
     for one in changes.replaced:
-        here = [url for url in one.gone if url in named]
-        gone += here
+        here = {url for url in one.gone if url in named}
+        here |= {url for url in named if one.folders and url.startswith(one.folders)}
+        gone |= here
         if here and one.file is not None and one.file.url not in named:
-            come.append((one.log, one.file.url))
+            come.append(one.file)
     return gone, come
-
-
-def urls_looked_for(changes: TableChanges) -> set[str]:
-    """Return the files that changes ask a table for."""
-    return {url for one in changes.replaced for url in (*one.gone, *([one.file.url] if one.file else []))}
-
-
-def added_files(changes: TableChanges, come: Sequence[tuple[str, str]]) -> list[tuple[str, str, int, int]]:
-    """Return log, address, bytes and rows of all files that a commit adds."""
-    coming = {url for _, url in come}
-    found = [(one.log, one.file.url, one.file.bytes, one.file.rows) for one in changes.added]
-    for one in changes.replaced:
-        if one.file is not None and one.file.url in coming:
-            found.append((one.log, one.file.url, one.file.bytes, one.file.rows))
-    return found

@@ -161,7 +161,7 @@ class LogMover:
         on finds its attempt gone, and finishes nothing."""
         for attempt in (await self._pictures.look()).attempts:
             try:
-                await self._cold.abandon(self.name, attempt)
+                await self._cold.copies.abandon(self.name, attempt)
                 fault_points.reach("cold.attempt-given-up")
                 await self._stores.at(attempt.value.url, attempt.value.options).delete(attempt.value.url)
             except InvariantViolation:

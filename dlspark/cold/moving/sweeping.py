@@ -30,6 +30,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Final
 
+from dlspark.cold.lake.syncing import release_deleted_log
 from dlspark.cold.moving.clocks import ahead_ms
 from dlspark.cold.moving.folders import ColdFolder, folders_of
 from dlspark.cold.moving.stores import MoverStores
@@ -173,8 +174,11 @@ class _Proof:
 async def sweep_deleted_log(
     services: Services, cold: ColdStore, stores: MoverStores, log: Versioned[DeletedLog], *, min_age_s: int = MIN_AGE_S
 ) -> Swept:
-    """Delete the files of a log that was deleted; once that is long ago, forget it. Raises the stores' errors."""
+    """Delete the files of a log that was deleted; once that is long ago, forget it. Raises the stores' errors, and what
+    keeps a lake table from giving them up."""
     swept = Swept()
+    # Before the objects: a lake table must not name a file that is not there.
+    await release_deleted_log(services.logs, log.value)
     for url, options in log.value.folders:
         folder = f"{url.rstrip('/')}/"
         # By the root of all logs: the folder may never have been made, but a root that is not there is not mounted.

@@ -144,7 +144,7 @@ class UnitSteps:
 
     async def _begin(self) -> None:
         settings = self._settings
-        self._attempt = await self._cold.begin(
+        self._attempt = await self._cold.copies.begin(
             self._log,
             self._segments[0].lssn,
             self._segments[-1].lssn,
@@ -168,7 +168,7 @@ class UnitSteps:
             await self._begin()  # it was certainly not done
             return
         settings = self._settings
-        self._attempt = await self._cold.retry(
+        self._attempt = await self._cold.copies.retry(
             self._log,
             before,
             root=settings.cold_root,
@@ -202,7 +202,7 @@ class UnitSteps:
 
     async def _finish(self) -> None:
         copied = present(self._copied, "what was not copied was finished")
-        self.unit = await self._cold.finish(
+        self.unit = await self._cold.copies.finish(
             self._log,
             self._known_attempt,
             copied.written.segments,
@@ -234,7 +234,7 @@ class UnitSteps:
         attempt = self._attempt
         if attempt is None:
             return
-        await self._cold.abandon(self._log, attempt)
+        await self._cold.copies.abandon(self._log, attempt)
         self._dead.append(attempt.value)
 
     async def _discard(self) -> None:

@@ -58,7 +58,7 @@ from metadata.distributedlog.cold_units import (
     parse_unit_name,
 )
 from metadata.distributedlog.permissions import Action
-from metadata.distributedlog.segments import UNASSIGNED_SEQUENCE_ID, SegmentMetadata, TruncationStatus
+from metadata.distributedlog.segments import UNASSIGNED_SEQUENCE_ID, UNKNOWN_LEDGER, SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError
 from metadata.foundation.pacing import for_each
 from metadata.store import join
@@ -390,6 +390,7 @@ def _empty_unit(run: Run, behind: FileClaim) -> ColdUnit:
         ColdSegment(
             replace(
                 follows,
+                ledger_id=UNKNOWN_LEDGER,
                 lssn=lssn,
                 last_txid=follows.first_txid,
                 record_count=0,

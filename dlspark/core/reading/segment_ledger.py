@@ -288,9 +288,10 @@ def is_hot(segment: SegmentMetadata) -> bool:
 
 def is_same(one: SegmentMetadata, other: SegmentMetadata) -> bool:
     """Return whether two segments of one number are the same one: a number may be given again where recovery removed an
-    empty segment, and a segment that was restored from its file has another ledger."""
-    if one.ledger_id == other.ledger_id:
+    empty segment, and a segment that was restored from its file has another ledger, and names its former ones."""
+    if one.was_ledger(other.ledger_id) or other.was_ledger(one.ledger_id):
         return True
+    # Also where a unit's znode does not say which ledgers they were: it cannot be read, or is of an older release.
     ended = not one.in_progress and not other.in_progress
     return ended and _told(one) == _told(other)
 

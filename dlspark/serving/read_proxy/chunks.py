@@ -262,7 +262,8 @@ class ChunkMaker:
                     return _chunk(run, tuple(parts), entry.start, first, numbers.last, None, failure)
                 numbers.last = summary.last_position
                 first = first or (0 if slot else summary.first_position)
-            head = (segment.lssn, entry.entry_id, segment.ledger_id, entry.start_sequence_id, segment.version)
+            # The ledger that it was written into: a client that planned before a restore knows no later one.
+            head = (segment.lssn, entry.entry_id, segment.first_ledger, entry.start_sequence_id, segment.version)
             parts.append(encode_stored(StoredEntry(*head, entry.payload, slot)))
             if summary.end_of_stream:
                 end = next(record.dlsn for record in _all_records([entry]) if record.is_end_of_stream)

@@ -22,7 +22,7 @@ from dlspark.spark.source.offsets import LogIdentity
 from dlspark.spark.source.planning import SegmentSpan
 from dlspark.spark.source.segment_records import SegmentRecords
 from metadata.bookkeeper.ledger_metadata import LedgerState
-from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.segments import UNKNOWN_LEDGER, SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import InvariantViolation, NoNodeError, check
 from metadata.foundation.tasks import end_tasks
 from metadata.store import WatchEvent
@@ -169,14 +169,15 @@ class DriverLogView:
         """
         for segment in reversed(self._segments):
             here = segment.lssn == position.lssn and (position[1:] > (0, 0) or segment.last_entry >= 0)
-            if segment.lssn >= 1 and (here or segment.lssn < position.lssn):
-                return LogIdentity(segment.lssn, segment.ledger_id)
+            known = segment.lssn >= 1 and segment.first_ledger != UNKNOWN_LEDGER
+            if known and (here or segment.lssn < position.lssn):
+                return LogIdentity(segment.lssn, segment.first_ledger)
         return None
 
     def differs(self, identity: LogIdentity | None) -> bool:
         """Return whether this is certainly not the log that the identity was made of."""
         return identity is not None and any(
-            segment.lssn == identity.lssn and segment.ledger_id != identity.ledger_id for segment in self._segments
+            segment.lssn == identity.lssn and not segment.was_ledger(identity.ledger_id) for segment in self._segments
         )
 
     # ------------------------------------------------------------------ records between positions
@@ -300,6 +301,7 @@ class DriverLogView:
             enveloped=segment.enveloped,
             entry_bytes=_entry_bytes(location) or UNKNOWN_ENTRY_BYTES,
             cold=None if segment.cold is None else ColdLocation.of(segment),
+            former_ledgers=segment.former_ledgers,
         )
 
     async def _location(self, segment: SegmentMetadata) -> LedgerLocation | ColdLocation:

@@ -41,7 +41,7 @@ StoredOffset: TypeAlias = dict[str, object]
 
 class LogIdentity(NamedTuple):
     """The identity of a log, by which it differs from a later one of its name: the ledger that one of its segments
-    is."""
+    was written into (`SegmentMetadata.first_ledger`), wherever its entries lie by now."""
 
     lssn: int
     ledger_id: int

@@ -51,6 +51,7 @@ class SegmentSpan:
     `ledger` says where the entries are to be read: from storage nodes, or from a cold file where the ledger is gone.
     `cold` is the file that has the segment, also while its ledger is there: a task goes on in it when the ledger goes
     after the plan was made. `cold_rows`: what is read of that file's columns; None: entries are read.
+    `former_ledgers` are those that the segment was before, if it came back from a file.
     """
 
     log: str
@@ -66,6 +67,7 @@ class SegmentSpan:
     records: int = 0
     cold: ColdLocation | None = None
     cold_rows: ColdRows | None = None
+    former_ledgers: tuple[int, ...] = ()
 
     @property
     def hot(self) -> LedgerLocation | None:

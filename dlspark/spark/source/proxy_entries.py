@@ -266,7 +266,7 @@ class ProxyEntries:
 
 def _check(span: SegmentSpan, entry_id: int, stored: StoredEntry) -> None:
     """Raise unless this is the entry that the plan means."""
-    if stored.ledger_id != span.ledger.ledger_id and stored.lssn == span.lssn:
+    if stored.lssn == span.lssn and stored.ledger_id not in (span.ledger.ledger_id, *span.former_ledgers):
         raise RecreatedDataLossError(
             f"Segment {span.lssn} is ledger {stored.ledger_id} at the proxy and {span.ledger.ledger_id} in the plan: "
             "the log was deleted and created again, or the proxy serves another namespace",

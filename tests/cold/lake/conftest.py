@@ -13,7 +13,7 @@ from helpers.cold.places import folder_place
 from helpers.worlds.memory_cluster import MemoryCluster
 
 from dlspark.core.namespace import AsyncNamespace
-from metadata.distributedlog.cold_tables import DELTA, ICEBERG, ColdTable
+from metadata.distributedlog.cold_tables import DELTA, ICEBERG, ColdTable, table_logs
 
 
 @pytest_asyncio.fixture
@@ -49,9 +49,9 @@ def declared(tmp_path: Path) -> Callable[..., ColdTable]:
 
     def make(kind: str, *logs: str, name: str = "flights") -> ColdTable:
         if kind == DELTA:
-            return ColdTable(name, f"id-{name}", DELTA, f"{tmp_path}/lake/{name}", "", logs)
+            return ColdTable(name, f"id-{name}", DELTA, f"{tmp_path}/lake/{name}", "", table_logs(logs))
         options = {"warehouse": f"file://{tmp_path}/lake"}
         catalog = f"sqlite:///{tmp_path}/lake/catalog.db"
-        return ColdTable(name, f"id-{name}", ICEBERG, catalog, f"air.{name}", logs, options)
+        return ColdTable(name, f"id-{name}", ICEBERG, catalog, f"air.{name}", table_logs(logs), options)
 
     return make

@@ -20,7 +20,8 @@ from pyiceberg.catalog import load_catalog
 
 from dlspark.cold.lake.iceberg import IcebergTable
 from dlspark.cold.lake.syncing import TableSync
-from metadata.distributedlog.cold_tables import ColdTable, ColdTableStore
+from metadata.distributedlog.cold_tables import ColdTable, ColdTableStore, table_logs
+from metadata.distributedlog.cold_units import DeletedLog
 from metadata.foundation.errors import NotAppliedError, OutcomeUnknownError
 from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
@@ -39,7 +40,8 @@ class World:
         self.liar = Liar(self.rng, 0.5)
         place = f"sqlite:///{folder}/catalog.db" if kind == "iceberg" else f"{folder}/table"
         options = {"warehouse": f"file://{folder}/lake"} if kind == "iceberg" else {}
-        self.table = ColdTable("flights", "id", kind, place, "air.flights" * (kind == "iceberg"), ("flights",), options)
+        name = "air.flights" * (kind == "iceberg")
+        self.table = ColdTable("flights", "id", kind, place, name, table_logs(["flights"]), options)
         self.syncs = [TableSync(self.model, tables, opener=self.open, pause_s=0, rng=self.rng) for _ in range(2)]
         self.released: dict[str, int] = {}
         self.catalog = load_catalog("c", type="sql", uri=place, **options) if kind == "iceberg" else None
@@ -106,6 +108,24 @@ class World:
         self.released |= dict.fromkeys(urls, count)
         return True
 
+    async def delete(self) -> bool:
+        """Delete the log while a sync is under way, and try to have its files given up."""
+        self.model.add()
+        other = asyncio.ensure_future(self.sync(self.syncs[1]))
+        await asyncio.sleep(0)
+        self.model.deleted = True
+        await self.release_deleted()
+        await other
+        return True
+
+    async def release_deleted(self) -> bool:
+        try:
+            await self.syncs[0].release_deleted(DeletedLog("log-id", "flights", 0, ((self.model.folder[:-1], {}),)))
+        except (NotAppliedError, OutcomeUnknownError):
+            return False
+        self.released |= dict.fromkeys(self.model.rows, len(self.snapshots()))
+        return True
+
     def check(self) -> None:
         order = {url: int(Path(url).name.split("-")[0]) for url in self.model.rows}
         for number, (urls, rows) in enumerate(self.snapshots()):
@@ -116,7 +136,7 @@ class World:
             if firsts:
                 assert firsts == [one for one in known if firsts[0] <= one <= firsts[-1]], "a hole"
             assert rows == sum(self.model.rows[url] for url in urls)
-            late = [url for url in urls if self.released.get(url, 10**9) < number]
+            late = [url for url in urls if self.released.get(url, 10**9) <= number]
             assert not late, f"{late} came back in snapshot {number}"
 
     async def run(self) -> None:
@@ -124,12 +144,15 @@ class World:
         target.ensure(await self.model.columns(self.table))
         for _ in range(STEPS):
             await self.step()
+        ends = self.rng.random() < 0.3 and await self.delete()
         self.liar.settle()
         self.liar.rate = 0
+        if ends and not await self.release_deleted():
+            raise AssertionError("a table that answers gives up a deleted log's files")
         for sync in self.syncs:
             report = await sync.sync(self.table)
         self.check()
-        wanted = {one.file.url for one in self.model.units if one.state.value != "COLD_DELETE_STARTED"}
+        wanted = {one.file.url for one in self.model.units if one.state.value != "COLD_DELETE_STARTED" and not ends}
         urls, rows = self.snapshots()[-1] if self.snapshots() else ([], 0)
         assert set(urls) == wanted
         assert rows == report.rows == sum(self.model.rows[url] for url in wanted)
@@ -138,6 +161,7 @@ class World:
 
 
 @pytest.mark.torture
+@pytest.mark.timeout(0)  # as many rounds as are asked for
 @pytest.mark.parametrize("kind", ["iceberg", "delta"])
 async def test_no_file_is_lost_and_none_is_there_twice(tmp_path, kind, rounds):
     told = 0

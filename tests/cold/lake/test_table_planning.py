@@ -27,7 +27,7 @@ def log(*units: ColdUnit, waiting=()) -> LogUnits:
 
 
 def urls(changes) -> list[str]:
-    return [one.file.url.rpartition("/")[2].removesuffix(".parquet") for one in changes.added]
+    return [one.url.rpartition("/")[2].removesuffix(".parquet") for one in changes.added]
 
 
 def test_units_beyond_the_watermark_are_added_in_order():

@@ -28,7 +28,7 @@ async def test_a_finished_unit_of_a_renamed_log_is_not_dead_under_the_old_name(w
         await namespace.create_log("log")
         await cold.ensure("log")
         with pytest.raises(ColdMovedError):
-            await cold.abandon("log", attempt)
+            await cold.copies.abandon("log", attempt)
         assert await steps._look() is Event.REFUSED
     assert steps._dead == []
     assert unit.file.url in world.bucket.objects

@@ -205,7 +205,23 @@ async def test_segments_without_a_record_and_without_a_file_are_no_hole(namespac
     before = [one for one in await records_of(namespace) if one.dlsn.lssn < 5]
     await rebuilt(namespace, folder)
     assert await records_of(namespace, "again") == before
-    assert [(one.first, one.last) for one in await units_of(namespace, "again")] == [(1, 1), (2, 3), (4, 4)]
+    rebuilt_units = await units_of(namespace, "again")
+    assert [(one.first, one.last) for one in rebuilt_units] == [(1, 1), (2, 3), (4, 4)]
+    # Which ledgers they were no file says: whoever knows one of these must not take the log for another.
+    empty = [one.metadata for one in rebuilt_units[1].segments]
+    assert [one.was_ledger(known.metadata.ledger_id) for one, known in zip(empty, units[1].segments, strict=True)] == [
+        True,
+        True,
+    ]
+    await LogReturn(namespace.services, namespace.services.settings, "again").run(keep_hot_ms=0)
+    assert await records_of(namespace, "again") == before
+    assert [one.was_ledger(1_000) for one in await namespace.logs_store.segments("again")] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from helpers.cold.moved import HandMover
 from helpers.cold.moved_logs import all_ledgers, damage_value, delete_files, moved, truncate_cold, units_of
 from helpers.logs import written
 from helpers.worlds.memory_cluster import MemoryCluster
@@ -18,6 +19,7 @@ from dlspark.cold.redaction.erasing import LogErasure
 from dlspark.cold.redaction.selection import ErasureRequest
 from dlspark.cold.restoring.returning import LogReturn
 from dlspark.core.codec.dlsn import DLSN
+from metadata.distributedlog import cold_returns
 from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
@@ -98,6 +100,30 @@ async def test_all_units_come_back_in_ledgers_that_old_readers_open(namespace, r
     assert await records_of(namespace) == before
     await check_nothing_is_orphaned(namespace)
     assert (await returns(namespace).plan()).units == ()
+
+
+async def test_a_segment_is_known_by_all_ledgers_that_it_ever_was(namespace, root, tmp_path, monkeypatch):
+    monkeypatch.setattr(cold_returns, "MAX_FORMER", 3)
+    await written(namespace, "log", SEGMENTS)
+    first = [one.ledger_id for one in await hot(namespace)][:2]
+    await moved(namespace, "log", root, [(1, 2)])
+    mover = HandMover(namespace, root)
+    ledgers = [first]
+    for round_ in range(5):
+        await returns(namespace).run(keep_hot_ms=HOUR_MS)
+        listed = (await namespace.logs_store.segments("log"))[:2]
+        former = list(ledgers) if round_ < 3 else [ledgers[0], *ledgers[-2:]]
+        assert [one.former_ledgers for one in listed] == list(zip(*former, strict=True))
+        ledgers.append([one.ledger_id for one in listed])
+        # Erased in between, and moved again: a swapped file and a unit without hot copies know them as well.
+        erasure = LogErasure(namespace.services, namespace.services.settings, "log")
+        await erasure.run(await erasure.plan(ErasureRequest(dlsns=(DLSN(1, round_ % 3, 0),))))
+        (unit,) = await mover.cold.units("log")
+        await mover.delete_hot("log", unit)
+        cold = (await namespace.logs_store.segments("log"))[:2]
+        assert [one.former_ledgers for one in cold] == list(zip(*former, strict=True))
+        assert [one.first_ledger for one in cold] == first
+    await mover.files.close()
 
 
 async def test_the_list_has_no_hole_where_only_the_newer_units_are_wanted(namespace, root):

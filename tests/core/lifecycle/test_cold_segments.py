@@ -39,7 +39,7 @@ ROOT = "file:///cold"
 
 async def copied(cold: ColdStore, log: str, first: int, last: int):
     """Make a unit; nothing is written, for nothing here reads it."""
-    attempt = await cold.begin(log, first, last, root=ROOT, worker="w", now_ms=1)
+    attempt = await cold.copies.begin(log, first, last, root=ROOT, worker="w", now_ms=1)
     logs = cold._logs
     listed = [one for one in await logs.hot_segments(log) if first <= one.lssn <= last]
     places, row = [], 0
@@ -47,7 +47,7 @@ async def copied(cold: ColdStore, log: str, first: int, last: int):
         places.append(ColdSegment(one, row, one.record_count, 10))
         row += one.record_count
     file = ColdFile(attempt.value.url, 10, "aa", "bb", row, row) if row else None
-    return await cold.finish(log, attempt, places, file, now_ms=2)
+    return await cold.copies.finish(log, attempt, places, file, now_ms=2)
 
 
 async def in_files(namespace, name: str, last: int, segments=SEGMENTS):
@@ -204,7 +204,7 @@ async def test_retention_hides_no_file_whose_hot_copies_are_there(memory_cluster
     if finished:
         await copied(cold, "log", 1, 2)
     else:
-        await cold.begin("log", 1, 2, root=ROOT, worker="w", now_ms=1)
+        await cold.copies.begin("log", 1, 2, root=ROOT, worker="w", now_ms=1)
     clock.hours(5)
     await (await _rolled(log)).close()
     assert [one.lssn for one in await namespace.services.logs.hot_segments("log")] == [1, 2, 3, 4, 5]
@@ -365,7 +365,7 @@ class Rounds:
             units, attempts = await cold.units("log"), await cold.attempts("log")
             choice = self.rng.random()
             if attempts and choice < 0.2:
-                await cold.abandon("log", self.rng.choice(attempts))
+                await cold.copies.abandon("log", self.rng.choice(attempts))
             elif choice < 0.55:
                 taken = [one.value.last for one in (*units, *attempts)]
                 hot = [one.lssn for one in await namespace.services.logs.hot_segments("log")] or [1]

@@ -29,7 +29,7 @@ from dlspark.cold.lake.planning import LogUnits, TableChanges
 from dlspark.cold.lake.targets import FileFigures, TableMovedError, TableUnclearError
 from dlspark.core.cold.files.columns import file_schema
 from metadata.distributedlog.cold_places import ColdFile, UnitState
-from metadata.distributedlog.cold_tables import ColdTable
+from metadata.distributedlog.cold_tables import ColdTable, TableLog
 from metadata.distributedlog.cold_units import ColdSegment, ColdUnit
 from metadata.distributedlog.segments import SegmentMetadata
 
@@ -120,6 +120,8 @@ class LakeModel:
         self._number = 0
         self.units: list[ColdUnit] = []
         self.rows: dict[str, int] = {}
+        self.folder = f"file://{folder}/"
+        self.deleted = False
         self._columns = file_schema(None)
 
     def add(self) -> ColdUnit:
@@ -165,8 +167,18 @@ class LakeModel:
     async def prepare(self) -> None:
         """Do nothing: there is no namespace."""
 
+    async def log_id(self, name: str) -> str | None:
+        """Return the log's id."""
+        return "log-id"
+
+    async def members(self, table: ColdTable) -> tuple[TableLog, ...]:
+        """Return the log, or what was it."""
+        return (TableLog("flights", "log-id", self.deleted),)
+
     async def logs(self, table: ColdTable) -> list[LogUnits]:
         """Return the units as they are now."""
+        if self.deleted:
+            return [LogUnits("flights", "log-id", (), frozenset(), (self.folder,))]
         return [LogUnits("flights", "log-id", tuple(self.units), frozenset())]
 
     async def columns(self, table: ColdTable) -> pa.Schema:
@@ -175,9 +187,10 @@ class LakeModel:
 
     async def figures(self, changes: TableChanges) -> dict[str, FileFigures]:
         """Return what the files' footers say."""
-        urls = [one.file.url for one in changes.added]
-        urls += [one.file.url for one in changes.replaced if one.file is not None]
-        return {url: FileFigures(pq.read_metadata(url.removeprefix("file://")), self._columns) for url in urls}
+        urls = [one.url for one in changes.coming]
+        return {
+            url: FileFigures("flights", pq.read_metadata(url.removeprefix("file://")), self._columns) for url in urls
+        }
 
 
 def _segment(lssn: int) -> SegmentMetadata:

@@ -56,7 +56,7 @@ class HandMover:
         self, log: str, first: int, last: int, declaration: Declaration | None = None
     ) -> Versioned[ColdUnit]:
         """Copy segments `first` to `last` into one file: FINISHED. Without a user record there is no file."""
-        attempt = await self.cold.begin(log, first, last, root=self._root, worker="by hand", now_ms=NOW_MS)
+        attempt = await self.cold.copies.begin(log, first, last, root=self._root, worker="by hand", now_ms=NOW_MS)
         cold_log = await self.cold.cold_log(log)
         assert cold_log is not None
         ids = cold_log.value
@@ -71,7 +71,7 @@ class HandMover:
             file = file_of(written, attempt.value.url)
             await self.put(attempt.value.url, b"".join(parts))
         segments = [replace(one, bytes=size) for one, size in zip(written.segments, sizes, strict=True)]
-        return await self.cold.finish(log, attempt, segments, file, now_ms=NOW_MS)
+        return await self.cold.copies.finish(log, attempt, segments, file, now_ms=NOW_MS)
 
     async def _add_all(self, log: str, first: int, last: int, writer: ColdFileWriter) -> list[int]:
         services = self._namespace.services

@@ -71,7 +71,9 @@ class InteropCluster:
     root: str
     bookies: tuple[str, ...]
     lose: Callable[[str], None]
-    restore: Callable[[], None]
+    restore: Callable[[], bool]
+    """Brings the lost ones back, and returns whether there was one. They serve then; clients that saw the loss have
+    still to hear of it: `all_back`, or `restored` in helpers/interop/ledgers.py, waits for that."""
 
     def on(self, tool: JavaTool) -> Callable[..., Awaitable[Any]]:
         """Return a function that sends commands to the Java ledger client on this cluster."""
@@ -116,12 +118,14 @@ class JavaBookies:
         for bookie in self._places.keys() - self._down:
             self.stop(bookie)
 
-    def start_all(self) -> None:
-        """Bring back the bookies that a test stopped."""
+    def start_all(self) -> bool:
+        """Bring back the bookies that a test stopped; return whether there was one."""
+        had_lost = bool(self._down)
         for bookie in sorted(self._down):
             port, directory = self._places[bookie]
             self._start(port=port, directory=str(directory))
         self._down.clear()
+        return had_lost
 
 
 class OurBookie:
@@ -197,12 +201,21 @@ def sandbox_cluster(sandbox: Sandbox) -> InteropCluster:
     def lose(bookie: str) -> None:
         sandbox.kill_node(sandbox.node_ids.index(bookie))
 
-    def restore() -> None:
-        for index in range(sandbox.node_count):
-            if sandbox.node_pid(index) is None:
-                sandbox.start_node(index)
+    def restore() -> bool:
+        lost = [index for index in range(sandbox.node_count) if sandbox.node_pid(index) is None]
+        for index in lost:
+            sandbox.start_node(index)
+        return bool(lost)
 
     return InteropCluster(sandbox.zookeeper_address, "/ledgers", tuple(sandbox.node_ids), lose, restore)
+
+
+def all_back(cluster: InteropCluster, processes: JavaProcesses) -> None:
+    """Bring back the nodes that a test lost, and wait until every client in the JVMs that run writes to all of them:
+    clients last for the session, and one that has not heard of the return yet has too few nodes."""
+    if cluster.restore():
+        for tool in processes.running.values():
+            tool.call("ledger.reach", zk=cluster.zk, root=cluster.root, nodes=len(cluster.bookies))
 
 
 @contextmanager

@@ -183,8 +183,9 @@ class PulsarBroker:
     def _lose(self, bookie: str) -> None:
         next(node for node in self.nodes if node.id == bookie).kill()
 
-    def restore(self) -> None:
-        """Start again the nodes that were killed."""
-        for node in self.nodes:
-            if not node.alive:
-                node.start()
+    def restore(self) -> bool:
+        """Start again the nodes that were killed; return whether there was one."""
+        lost = [node for node in self.nodes if not node.alive]
+        for node in lost:
+            node.start()
+        return bool(lost)

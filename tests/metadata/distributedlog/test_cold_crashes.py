@@ -71,14 +71,14 @@ async def advance(cold: ColdStore) -> bool:
     unit = await cold.unit("log", first, last)
     if unit is None:
         for attempt in await cold.attempts("log"):
-            attempt = await cold.retry("log", attempt, root="file:///r", worker="next", now_ms=1)
+            attempt = await cold.copies.retry("log", attempt, root="file:///r", worker="next", now_ms=1)
             places = [ColdSegment(segment(lssn), 3 * (lssn - first), 3, 50) for lssn in range(first, last + 1)]
-            await cold.finish("log", attempt, places, file_of(attempt.value.url), now_ms=2)
+            await cold.copies.finish("log", attempt, places, file_of(attempt.value.url), now_ms=2)
             return True
         log = await cold.cold_log("log")
         if log is not None and log.value.truncated_to >= (last + 1, 0, 0):
             return False
-        await cold.begin("log", first, last, root="file:///r", worker="first", now_ms=1)
+        await cold.copies.begin("log", first, last, root="file:///r", worker="first", now_ms=1)
     elif unit.value.state is UnitState.FINISHED:
         await cold.delete_hot("log", unit, now_ms=3)
     elif unit.value.replaced:

@@ -54,9 +54,11 @@ def file_of(url: str, rows: int) -> ColdFile:
 
 
 async def finished(cold: ColdStore, first: int, last: int, log: str = "log") -> Versioned[ColdUnit]:
-    attempt = await cold.begin(log, first, last, root=ROOT, worker="w", now_ms=1)
+    attempt = await cold.copies.begin(log, first, last, root=ROOT, worker="w", now_ms=1)
     numbers = range(first, last + 1)
-    return await cold.finish(log, attempt, places(*numbers), file_of(attempt.value.url, 3 * len(numbers)), now_ms=2)
+    return await cold.copies.finish(
+        log, attempt, places(*numbers), file_of(attempt.value.url, 3 * len(numbers)), now_ms=2
+    )
 
 
 async def moved(cold: ColdStore, first: int, last: int) -> Versioned[ColdUnit]:
@@ -100,14 +102,14 @@ async def test_the_namespace_has_one_id_however_many_ask_first(logs, other, root
 
 async def test_a_segment_goes_from_the_list_into_a_file_and_out_of_the_world(logs, cold) -> None:
     before = await logs.segments("log")
-    attempt = await cold.begin("log", 1, 2, root=f"{ROOT}/", worker="w", now_ms=1, options={"region": "r"})
+    attempt = await cold.copies.begin("log", 1, 2, root=f"{ROOT}/", worker="w", now_ms=1, options={"region": "r"})
     log = await cold.cold_log("log")
     ids = f"{await cold.namespace_id()}/{log.value.log_id}"
     assert attempt.value.url == f"{ROOT}/{ids}/{attempt.value.name}-{attempt.value.attempt}.parquet"
     assert await cold.attempts("log") == [attempt]
     assert await cold.units("log") == []
     assert await shown(logs) == [(lssn, None) for lssn in range(1, 8)]
-    unit = await cold.finish("log", attempt, places(1, 2), file_of(attempt.value.url, 6), now_ms=2)
+    unit = await cold.copies.finish("log", attempt, places(1, 2), file_of(attempt.value.url, 6), now_ms=2)
     assert unit.value.state is UnitState.FINISHED
     assert unit == await cold.unit("log", 1, 2)
     assert await cold.attempts("log") == []
@@ -134,8 +136,8 @@ async def test_a_segment_goes_from_the_list_into_a_file_and_out_of_the_world(log
 
 
 async def test_segments_without_records_need_no_file(logs, cold) -> None:
-    attempt = await cold.begin("log", 1, 1, root=ROOT, worker="w", now_ms=1)
-    unit = await cold.finish("log", attempt, [ColdSegment(segment(1), 0, 0, 50)], None, now_ms=2)
+    attempt = await cold.copies.begin("log", 1, 1, root=ROOT, worker="w", now_ms=1)
+    unit = await cold.copies.finish("log", attempt, [ColdSegment(segment(1), 0, 0, 50)], None, now_ms=2)
     assert unit == await cold.unit("log", 1, 1)
     assert unit.value.file is None
     await cold.delete_hot("log", unit, now_ms=3)
@@ -145,62 +147,64 @@ async def test_segments_without_records_need_no_file(logs, cold) -> None:
 async def test_no_segment_is_taken_twice(logs, cold, other, root) -> None:
     elsewhere = ColdStore(LogStore(other, f"{root}/ns"))
     await cold.ensure("log")
-    calls = [one.begin("log", 1, 3, root=ROOT, worker="w", now_ms=1) for one in (cold, elsewhere, cold, elsewhere)]
+    calls = [
+        one.copies.begin("log", 1, 3, root=ROOT, worker="w", now_ms=1) for one in (cold, elsewhere, cold, elsewhere)
+    ]
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(one) for one in results if isinstance(one, Exception)] == [ColdTakenError] * 3
     await finished(cold, 4, 5)
     for first, last in ((3, 4), (1, 1), (5, 6), (2, 5)):
         with pytest.raises(ColdTakenError):
-            await elsewhere.begin("log", first, last, root=ROOT, worker="w", now_ms=1)
-    await elsewhere.begin("log", 6, 6, root=ROOT, worker="w", now_ms=1)
+            await elsewhere.copies.begin("log", first, last, root=ROOT, worker="w", now_ms=1)
+    await elsewhere.copies.begin("log", 6, 6, root=ROOT, worker="w", now_ms=1)
 
 
 async def test_only_completed_segments_of_the_list_are_taken(logs, cold) -> None:
     for first, last in ((6, 7), (6, 8), (8, 9)):
         with pytest.raises(ColdMovedError):
-            await cold.begin("log", first, last, root=ROOT, worker="w", now_ms=1)
+            await cold.copies.begin("log", first, last, root=ROOT, worker="w", now_ms=1)
     with pytest.raises(LogNotFoundError):
-        await cold.begin("missing", 1, 1, root=ROOT, worker="w", now_ms=1)
+        await cold.copies.begin("missing", 1, 1, root=ROOT, worker="w", now_ms=1)
     with pytest.raises(InvariantViolation):
-        await cold.begin("log", 2, 1, root=ROOT, worker="w", now_ms=1)
+        await cold.copies.begin("log", 2, 1, root=ROOT, worker="w", now_ms=1)
 
 
 async def test_who_was_overtaken_finishes_nothing(logs, cold) -> None:
-    first = await cold.begin("log", 1, 2, root=ROOT, worker="slow", now_ms=1)
-    second = await cold.retry("log", first, root=ROOT, worker="fast", now_ms=2)
+    first = await cold.copies.begin("log", 1, 2, root=ROOT, worker="slow", now_ms=1)
+    second = await cold.copies.retry("log", first, root=ROOT, worker="fast", now_ms=2)
     assert second.value.url != first.value.url
     assert await cold.attempts("log") == [second]
     for step in (
-        cold.finish("log", first, places(1, 2), file_of(first.value.url, 6), now_ms=3),
-        cold.retry("log", first, root=ROOT, worker="slow", now_ms=3),
+        cold.copies.finish("log", first, places(1, 2), file_of(first.value.url, 6), now_ms=3),
+        cold.copies.retry("log", first, root=ROOT, worker="slow", now_ms=3),
     ):
         with pytest.raises(ColdMovedError):
             await step
-    await cold.abandon("log", first)  # It is no attempt any more: nothing to give up.
+    await cold.copies.abandon("log", first)  # It is no attempt any more: nothing to give up.
     assert await cold.attempts("log") == [second]
-    unit = await cold.finish("log", second, places(1, 2), file_of(second.value.url, 6), now_ms=3)
+    unit = await cold.copies.finish("log", second, places(1, 2), file_of(second.value.url, 6), now_ms=3)
     assert unit.value.attempt == second.value.attempt
     with pytest.raises(ColdMovedError, match="has become a unit"):
-        await cold.abandon("log", second)
+        await cold.copies.abandon("log", second)
 
 
 async def test_a_segment_that_is_another_one_now_is_in_no_unit(logs, cold) -> None:
-    attempt = await cold.begin("log", 1, 2, root=ROOT, worker="w", now_ms=1)
+    attempt = await cold.copies.begin("log", 1, 2, root=ROOT, worker="w", now_ms=1)
     file = file_of(attempt.value.url, 6)
     wrong = [places(1, 2)[0], replace(places(1, 2)[1], metadata=segment(2, completion_time_ms=77))]
     with pytest.raises(ColdMovedError, match="not the one that was copied"):
-        await cold.finish("log", attempt, wrong, file, now_ms=2)
+        await cold.copies.finish("log", attempt, wrong, file, now_ms=2)
     await logs.store.delete(logs.paths("log").segment(segment(1)))
     with pytest.raises(ColdMovedError, match="left the list"):
-        await cold.finish("log", attempt, places(1, 2), file, now_ms=2)
+        await cold.copies.finish("log", attempt, places(1, 2), file, now_ms=2)
     assert await cold.units("log") == []
     assert await cold.attempts("log") == [attempt]
-    await cold.abandon("log", attempt)
+    await cold.copies.abandon("log", attempt)
     assert await cold.attempts("log") == []
 
 
 async def test_a_unit_is_what_its_attempt_said(logs, cold) -> None:
-    attempt = await cold.begin("log", 1, 2, root=ROOT, worker="w", now_ms=1)
+    attempt = await cold.copies.begin("log", 1, 2, root=ROOT, worker="w", now_ms=1)
     url = attempt.value.url
     for segments, file in (
         (places(1), file_of(url, 3)),
@@ -210,13 +214,13 @@ async def test_a_unit_is_what_its_attempt_said(logs, cold) -> None:
         ([replace(one, first_row=0) for one in places(1, 2)], file_of(url, 6)),
     ):
         with pytest.raises(InvariantViolation):
-            await cold.finish("log", attempt, segments, file, now_ms=2)
+            await cold.copies.finish("log", attempt, segments, file, now_ms=2)
 
 
 async def test_what_was_truncated_while_it_was_copied_stays_hidden(logs, cold) -> None:
-    attempt = await cold.begin("log", 1, 2, root=ROOT, worker="w", now_ms=1)
+    attempt = await cold.copies.begin("log", 1, 2, root=ROOT, worker="w", now_ms=1)
     await hide(logs, 1, truncation=TruncationStatus.TRUNCATED)
-    unit = await cold.finish("log", attempt, places(1, 2), file_of(attempt.value.url, 6), now_ms=2)
+    unit = await cold.copies.finish("log", attempt, places(1, 2), file_of(attempt.value.url, 6), now_ms=2)
     partly = {"truncation": TruncationStatus.PARTIALLY_TRUNCATED, "min_entry": 1, "min_slot": 0}
     await hide(logs, 2, **partly)  # by upstream's software, which does not know of units
     await cold.delete_hot("log", unit, now_ms=3)
@@ -352,8 +356,10 @@ async def test_names_of_old_are_merged_by_their_data(store, root) -> None:
     named = {lssn: segment(lssn).named(0) for lssn in (1, 2, 3)}
     await add(logs, *named.values())
     cold = ColdStore(logs)
-    attempt = await cold.begin("log", 1, 1, root=ROOT, worker="w", now_ms=1)
-    unit = await cold.finish("log", attempt, [ColdSegment(named[1], 0, 3, 5)], file_of(attempt.value.url, 3), now_ms=2)
+    attempt = await cold.copies.begin("log", 1, 1, root=ROOT, worker="w", now_ms=1)
+    unit = await cold.copies.finish(
+        "log", attempt, [ColdSegment(named[1], 0, 3, 5)], file_of(attempt.value.url, 3), now_ms=2
+    )
     await cold.delete_hot("log", unit, now_ms=3)
     found = await logs.segments("log")
     assert found == list(named.values())
@@ -416,7 +422,7 @@ async def test_a_deleted_logs_files_are_noted_once_and_no_longer_shown(logs, col
     unit = await moved(cold, 1, 2)
     borrowed = replace(file_of("file:///another/log/f", 6), borrowed=True)
     unit = await cold.replace_file("log", unit, borrowed, attempt="b")
-    waiting = await cold.begin("log", 3, 3, root="s3://other", worker="w", now_ms=1, options={"region": "r"})
+    waiting = await cold.copies.begin("log", 3, 3, root="s3://other", worker="w", now_ms=1, options={"region": "r"})
     for now_ms in (50, 60):
         await cold.bury("log", guard, now_ms=now_ms)
     (note,) = await cold.deleted_logs()
@@ -429,9 +435,9 @@ async def test_a_deleted_logs_files_are_noted_once_and_no_longer_shown(logs, col
     }
     assert [one.lssn for one in await logs.segments("log")] == [3, 4, 5, 6, 7]
     for step in (
-        cold.begin("log", 4, 4, root="s3://third", worker="w", now_ms=1),
-        cold.retry("log", waiting, root="s3://third", worker="w", now_ms=1),
-        cold.finish("log", waiting, places(3), file_of(waiting.value.url, 3), now_ms=1),
+        cold.copies.begin("log", 4, 4, root="s3://third", worker="w", now_ms=1),
+        cold.copies.retry("log", waiting, root="s3://third", worker="w", now_ms=1),
+        cold.copies.finish("log", waiting, places(3), file_of(waiting.value.url, 3), now_ms=1),
         cold.begin_cold_delete("log", unit),
     ):
         with pytest.raises(ColdMovedError, match="being deleted"):
@@ -453,16 +459,16 @@ async def test_who_has_lost_the_lock_buries_nothing(logs, cold, guard) -> None:
 
 async def test_a_renamed_log_keeps_its_files(logs, cold) -> None:
     await moved(cold, 1, 2)
-    attempt = await cold.begin("log", 3, 3, root=ROOT, worker="w", now_ms=1)
+    attempt = await cold.copies.begin("log", 3, 3, root=ROOT, worker="w", now_ms=1)
     before, said = await logs.segments("log"), await cold.cold_log("log")
     await LogAdmin(logs).rename("log", "new")
     assert await logs.segments("new") == before
     assert (await cold.cold_log("new")).value == said.value
     assert await cold.deleted_logs() == []
-    unit = await cold.finish("new", attempt, places(3), file_of(attempt.value.url, 3), now_ms=2)
+    unit = await cold.copies.finish("new", attempt, places(3), file_of(attempt.value.url, 3), now_ms=2)
     assert unit == await cold.unit("new", 3, 3)
     with pytest.raises(LogNotFoundError):
-        await cold.begin("log", 4, 4, root=ROOT, worker="w", now_ms=1)
+        await cold.copies.begin("log", 4, 4, root=ROOT, worker="w", now_ms=1)
 
 
 async def test_a_log_is_not_renamed_under_its_worker_and_has_one_at_a_time(logs, cold, other, root) -> None:

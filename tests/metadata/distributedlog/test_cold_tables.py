@@ -1,16 +1,19 @@
-"""Declarations of lake tables: made once, never changed, without secrets."""
+"""Declarations of lake tables: made once, without secrets; they follow what becomes of their logs."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from metadata.distributedlog.cold_tables import MAX_LOGS, ColdTable, ColdTableStore
-from metadata.foundation.errors import CallerError, CorruptDataError, NoNodeError
+from metadata.distributedlog.cold_tables import MAX_LOGS, ColdTable, ColdTableStore, TableLog, table_logs
+from metadata.foundation.errors import CallerError, CorruptDataError, NoNodeError, NotAppliedError
 from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
-TABLE = ColdTable("flights", "id", "iceberg", "https://catalog", "air.flights", ("a", "b/c"), {"warehouse": "w"}, 7)
+TABLE = ColdTable(
+    "flights", "id", "iceberg", "https://catalog", "air.flights", table_logs(["a", "b/c"]), {"warehouse": "w"}, 7
+)
 
 
 async def opened():
@@ -36,7 +39,7 @@ async def test_the_same_declaration_again_is_the_first_one_and_another_is_refuse
     await tables.create(TABLE)
     assert await tables.create(replace(TABLE, id="other", created_ms=9)) == TABLE
     with pytest.raises(CallerError, match="declared otherwise"):
-        await tables.create(replace(TABLE, logs=("a",)))
+        await tables.create(replace(TABLE, members=table_logs(["a"])))
     assert await tables.get("flights") == TABLE
 
 
@@ -68,9 +71,9 @@ async def test_an_answer_that_was_lost_is_not_another_declaration():
         replace(TABLE, options={"s3.secret-access-key": "x"}),
         replace(TABLE, options={"token": "x"}),
         replace(TABLE, place="https://user:word@catalog"),
-        replace(TABLE, logs=()),
-        replace(TABLE, logs=("a", "a")),
-        replace(TABLE, logs=tuple(map(str, range(MAX_LOGS + 1)))),
+        replace(TABLE, members=()),
+        replace(TABLE, members=table_logs(["a", "a"])),
+        replace(TABLE, members=table_logs(map(str, range(MAX_LOGS + 1)))),
         replace(TABLE, name="a/b"),
         replace(TABLE, name=""),
     ],
@@ -85,6 +88,31 @@ async def test_what_cannot_be_declared(table):
 async def test_a_declaration_of_another_version_is_refused():
     store, tables = await opened()
     await tables.create(TABLE)
-    await store.put(f"{tables.root}/flights", TABLE.encode().replace(b'"v":1', b'"v":2'), -1)
+    await store.put(f"{tables.root}/flights", TABLE.encode().replace(b'"v":2', b'"v":3'), -1)
     with pytest.raises(CorruptDataError, match="newer dlspark"):
         await tables.get("flights")
+
+
+async def test_a_declaration_follows_its_logs_unless_another_has_noted_something():
+    store, tables = await opened()
+    await tables.create(TABLE)
+    known = (TableLog("a", "1"), TableLog("b/c", "2"))
+    first = await tables.follow(TABLE, known)
+    assert (first.members, first.id) == (known, TABLE.id)
+    assert await tables.follow(TABLE, (TableLog("a", "1"), TableLog("b/c"))) == first  # planned by what is no more
+    renamed = (TableLog("z", "1"), TableLog("b/c", "2", deleted=True))
+    lost = [Fault.LOSE_REPLY]
+    store._tree.inject = lambda _, operation, path: lost.pop() if lost and operation == "put" else None
+    assert (await tables.follow(first, renamed)).members == renamed
+    assert (await tables.get("flights")).logs == ("z", "b/c")
+    await tables.drop("flights")
+    with pytest.raises(NotAppliedError, match="dropped meanwhile"):
+        await tables.follow(first, known)
+
+
+async def test_a_declaration_of_the_first_version_names_logs_alone():
+    store, tables = await opened()
+    await tables.create(TABLE)
+    fields = json.loads(TABLE.encode()) | {"v": 1, "logs": ["a", "b/c"]}
+    await store.put(f"{tables.root}/flights", json.dumps(fields).encode(), -1)
+    assert await tables.get("flights") == TABLE

@@ -77,6 +77,20 @@ def test_a_unit_is_this_to_the_letter() -> None:
     assert (read.first, read.last, read.name) == (7, 8, "000000000000000007-000000000000000008")
 
 
+def test_former_ledgers_are_told_where_there_are_any_and_older_znodes_are_read() -> None:
+    back = replace(METADATA, ledger_id=90, former_ledgers=(70, 80))
+    unit = replace(UNIT, segments=(replace(SEGMENTS[0], metadata=back), SEGMENTS[1]))
+    told = json.loads(unit.encode())
+    assert [one.get("former") for one in told["segments"]] == [[70, 80], None]
+    read = ColdUnit.decode(unit.encode(), "/p")
+    assert [one.metadata.former_ledgers for one in read.segments] == [(70, 80), ()]
+    shown = read.segment(7, listed=False, truncated_to=(7, 2, 1))
+    assert (shown.first_ledger, shown.ledger_id, shown.min_entry) == (70, 90, 2)
+    assert [shown.was_ledger(one) for one in (70, 80, 90, 71)] == [True, True, True, False]
+    del told["segments"][0]["former"]
+    assert ColdUnit.decode(json.dumps(told).encode(), "/p").segments[0].metadata.first_ledger == 90
+
+
 def test_attempt_log_and_deleted_log_are_these_to_the_letter() -> None:
     attempt = ColdAttempt("x", "host:1", 7, 8, "file:///r/o", 5)
     assert json.loads(attempt.encode()) == {

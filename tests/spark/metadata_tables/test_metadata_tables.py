@@ -203,7 +203,7 @@ async def test_where_segments_lie_is_told(driver_world: DriverWorld, tmp_path: P
     mover = HandMover(driver_world.namespace, f"file://{tmp_path / 'cold'}")
     gone = await mover.move(name, 1, 2)
     kept = await mover.copy(name, 3, 3)
-    attempt = await mover.cold.begin(name, 4, 4, root="file:///elsewhere", worker="w", now_ms=1_700_000_000_000)
+    attempt = await mover.cold.copies.begin(name, 4, 4, root="file:///elsewhere", worker="w", now_ms=1_700_000_000_000)
     assert gone.value.file is not None
     assert kept.value.file is not None
     cold, copied = gone.value.file, kept.value.file

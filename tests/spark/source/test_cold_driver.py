@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import pickle
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from helpers.spark.memory_read_proxies import ProxyFleet
 from helpers.spark.memory_world import DriverWorld
 from helpers.waiting import until
 
+from dlspark.cold.redaction.erasing import LogErasure
+from dlspark.cold.redaction.selection import ErasureRequest
+from dlspark.cold.restoring.rebuilding import LogRebuild, check_files, find_files
+from dlspark.cold.restoring.returning import LogReturn
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.cold.reading.locations import ColdLocation
 from dlspark.spark.errors import DataLossError, TruncatedDataLossError
@@ -24,7 +29,7 @@ from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.extents import advance_bytes, extent
 from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.log_spans import Take
-from dlspark.spark.source.offsets import Offsets
+from dlspark.spark.source.offsets import LogIdentity, Offsets
 from dlspark.spark.source.partition_reader import LogPartition, hosts_of, read_partition
 from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.proxy_entries import ProxyEntries, TaskProxies
@@ -259,3 +264,101 @@ async def test_tasks_read_files_through_proxies(driver_world: DriverWorld, mover
     ]
     await proxies.close()
     await fleet.stop()
+
+
+async def restored(world: DriverWorld, name: str) -> None:
+    await LogReturn(world.namespace.services, world.namespace.services.settings, name).run(keep_hot_ms=0)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["restored", "restored-and-moved-again"])
+async def test_a_stream_goes_on_over_a_restore(driver_world: DriverWorld, mover: HandMover, again: bool) -> None:
+    name = await written(driver_world)
+    driver = await driver_world.driver(log=name)
+    start, end = await whole(driver)
+    middle = await driver.end_of_batch(start, BatchLimits(35), None)
+    assert middle.identities[name].lssn == 2
+    await mover.move(name, 1, 4)
+    await restored(driver_world, name)
+    if again:
+        (unit,) = await mover.cold.units(name)
+        await mover.delete_hot(name, unit)
+    # The query that is there, and one that begins with its checkpoint.
+    for one in (driver, await driver_world.driver(log=name)):
+        assert await one.other_logs(middle) == await one.other_logs(end) == []
+        assert await read(await one.plan(middle, end), one) == list(range(35, sum(COUNTS)))
+        assert middle.moved(await one.end_of_batch(middle, BatchLimits(0), None)) == []
+        assert (await one.latest()).identities == end.identities
+    # Offsets that were made while it lay in the restored ledgers, by a release that named those.
+    now = (await driver_world.namespace.logs_store.segments(name))[1]
+    assert now.ledger_id != now.first_ledger
+    later = replace(middle, identities={name: LogIdentity(now.lssn, now.ledger_id)})
+    assert await driver.other_logs(later) == []
+    other = replace(middle, identities={name: LogIdentity(now.lssn, now.ledger_id + 1)})
+    assert await driver.other_logs(other) == [name]
+
+
+async def test_a_position_whose_file_is_gone_is_still_told_as_truncated(
+    driver_world: DriverWorld, mover: HandMover
+) -> None:
+    name = await written(driver_world)
+    driver = await driver_world.driver(log=name)
+    start, end = await whole(driver)
+    middle = await driver.end_of_batch(start, BatchLimits(35), None)
+    await mover.move(name, 1, 2)
+    await restored(driver_world, name)
+    (unit,) = await mover.cold.units(name)
+    await mover.delete_cold(name, await mover.delete_hot(name, unit))
+    assert await driver.other_logs(middle) == []
+    with pytest.raises(TruncatedDataLossError):
+        await driver.plan(middle, end)
+
+
+async def test_tasks_that_were_planned_before_a_restore_read_through_proxies(
+    driver_world: DriverWorld, mover: HandMover
+) -> None:
+    name = await moved(driver_world, mover)
+    driver = await driver_world.driver(log=name)
+    before = await driver.plan(*await whole(driver))
+    await restored(driver_world, name)
+    after = await driver.plan(*await whole(driver))
+    fleet = ProxyFleet(driver_world)
+    await fleet.add("proxy-a:8100")
+    proxies = TaskProxies(("proxy-a:8100",), 60_000, fleet.connect)
+    for plan in (before, after):
+        for spans in plan:
+            source = ProxyEntries(proxies, spans)
+            for span in spans:
+                ids = [entry_id async for entry_id, _ in source.entries(span)]
+                assert ids == list(range(span.first_entry, span.last_entry + 1))
+            await source.close()
+    await proxies.close()
+    await fleet.stop()
+
+
+async def test_a_stream_goes_on_in_a_log_that_was_rebuilt_from_its_files(
+    driver_world: DriverWorld, mover: HandMover, tmp_path: Path
+) -> None:
+    """Files name the ledgers that their segments were written into, erased or not."""
+    name = await written(driver_world)
+    driver = await driver_world.driver(log=name)
+    start, end = await whole(driver)
+    middle = await driver.end_of_batch(start, BatchLimits(35), None)
+    await mover.move(name, 1, 4)
+    await restored(driver_world, name)
+    services = driver_world.namespace.services
+    erasure = LogErasure(services, services.settings, name)
+    await erasure.run(await erasure.plan(ErasureRequest(dlsns=(DLSN(1, 0, 0),))))
+    (unit,) = await mover.cold.units(name)
+    await mover.delete_hot(name, unit)
+    await driver_world.namespace.delete_log(name)
+    for note in await mover.cold.deleted_logs():
+        await mover.cold.forget_deleted(note)
+    folder = f"file://{tmp_path}/cold/"
+    found = await find_files(mover.files, folder)
+    checked = await check_files(mover.files, found)
+    await LogRebuild(services, services.settings, name, options={}).run(found, checked, namespace_id="b" * 32)
+    again = await driver_world.driver(log=name)
+    assert await again.other_logs(middle) == []
+    assert await read(await again.plan(middle, await again.latest()), again) == list(range(35, sum(COUNTS[:4])))
+    # Segment 5 was read of and is in no file: that is another log as far as the stream is concerned.
+    assert await again.other_logs(end) == [name]

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers.cold_segments import (
+    MadeSegment,
     SegmentMaker,
     footer_of,
     parts_of,
@@ -18,6 +19,7 @@ from helpers.cold_segments import (
     written,
 )
 
+from dlspark.core.cold.files.digests import RecordColumns, RecordDigest
 from dlspark.core.cold.files.entry_table import EntryTable
 from dlspark.core.cold.files.footer import Footer
 from dlspark.core.cold.files.row_groups import decode_row_group
@@ -178,17 +180,83 @@ def test_a_file_of_a_newer_version_is_refused_with_advice() -> None:
         module.VERSION = older
 
 
+PLACES_A_ROUND = 20
+
+
 @pytest.mark.long
 @pytest.mark.torture
-def test_flipped_bits_of_a_larger_file_are_found(rounds: int | None, seed: int | None) -> None:
-    data, done = written([random_segment(n, n + 1, records=2_000) for n in range(3)], row_group_bytes=100_000)
+@pytest.mark.timeout(3_600)
+def test_flipped_bits_of_a_larger_file_are_found_with_their_places(rounds: int | None, seed: int | None) -> None:
+    """500 rounds are 10,000 places."""
+    declaration = Declaration.of(RecordFormat.JSON, Schema(0, (Field(1, "n", LONG), Field(2, "s", STRING))))
+    segments = [*(random_segment(n, n + 1, records=1_000) for n in range(2)), json_segment(3, 2_000)]
+    data, done = written(segments, declaration, row_group_bytes=100_000)
     assert whole(data) == done.digest
+    footer = footer_of(data)
+    found: dict[str, list[tuple[int, int]]] = {}
     for number in range(rounds or 1):
         dice = random.Random(f"{seed} {number}")
-        for _ in range(20):
-            at = dice.randrange(len(data))
+        for _ in range(PLACES_A_ROUND):
+            at, bit = dice.randrange(len(data)), dice.randrange(8)
+            error = error_at(data, footer, at, bit)
+            if error.page is not None:
+                found.setdefault(f"{error.row_group} {error.column}", []).append((at, error.page))
+    # The later in a column's bytes, the later the page; where a place is in no header, its page is always said.
+    for chunk, places in found.items():
+        pages = [page for _, page in sorted(places)]
+        assert pages == sorted(pages), (chunk, sorted(places))
+
+
+def json_segment(lssn: int, records: int) -> MadeSegment:
+    """Return a segment whose records lie in typed columns alone."""
+    maker = SegmentMaker(lssn, start_sequence_id=lssn * 1_000)
+    for number in range(records):
+        maker.record(b'{"n":%d,"s":"text %d"}' % (number, number % 37))
+    return maker.finish()
+
+
+def digest_of(records: RecordColumns) -> bytes:
+    """Return the digest of a row group's records."""
+    digest = RecordDigest()
+    digest.update(records)
+    return digest.digest()
+
+
+def error_at(data: bytes, footer: Footer, at: int, bit: int) -> DamagedColdFileError:
+    """Flip a bit; assert that whoever verifies, and whoever reads what has it, gets an error with its place; return
+    the error."""
+    bad = damaged(data, at, bit)
+    with pytest.raises(DamagedColdFileError) as verified:
+        whole(bad)
+    assert verified.value.url == URL
+    places = [
+        (index, chunk)
+        for index, group in enumerate(footer.row_groups)
+        for chunk in group.chunks
+        if chunk.offset <= at < chunk.end
+    ]
+    if not places:
+        # Between columns and footer, or at the very beginning: readers see it in the footer, or never look at it.
+        offset, length = FileVerifier(footer).parts[-1]
+        if offset <= at < offset + length:
             with pytest.raises(DamagedColdFileError):
-                whole(damaged(data, at, dice.randrange(8)))
+                Footer.parse(bad[offset:], len(bad), URL)
+        return verified.value
+    ((index, chunk),) = places
+    with pytest.raises(DamagedColdFileError) as read:
+        decode_row_group(footer, index, parts_of(bad, footer.ranges(index)))
+    for error in (verified.value, read.value):
+        assert (error.row_group, error.column) == (index, chunk.path)
+    columns = footer.record_columns(index)
+    if any(footer.row_groups[index].chunks[leaf] is chunk for leaf in footer.leaves(columns)):
+        with pytest.raises(DamagedColdFileError, match=f"row group {index}, column"):
+            records_of(bad, footer, index)
+    else:
+        # Whoever reads records does not fetch it.
+        assert footer.row_groups[index].digest == digest_of(records_of(bad, footer, index))
+    for other in {max(0, index - 1), min(index + 1, len(footer.row_groups) - 1)} - {index}:
+        assert len(records_of(bad, footer, other)) == footer.row_groups[other].records
+    return read.value
 
 
 def test_a_footer_is_found_with_one_more_request_at_most() -> None:

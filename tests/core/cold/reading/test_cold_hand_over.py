@@ -7,6 +7,7 @@ from helpers.cold.moved import HandMover
 from helpers.cold.places import memory_place
 from helpers.logs import written
 
+from dlspark.cold.restoring.returning import LogReturn
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.reading import segment_follower
 from dlspark.errors import AlreadyTruncatedError, DamagedColdFileError, ReadError, SegmentNotFoundError
@@ -93,6 +94,31 @@ async def test_a_reader_that_never_heard_of_its_ledgers_end_goes_on_in_the_file(
     await mover.move("live", 1, 1)
     assert [record.payload for record in await inside.records(2)] == [b"2"]
     assert inside.closed
+    await inside.close()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["restored", "restored-and-moved-again"])
+async def test_a_reader_that_knew_the_segment_in_progress_goes_on_where_it_was_restored_since(
+    namespace, mover, memory_cluster, monkeypatch, again
+):
+    """It was cut off from the metadata meanwhile, so it knows nothing of the segment but its first ledger."""
+    log = await namespace.open_log("live", {"writerOutputBufferSize": 0})
+    writer = await log.open_writer()
+    for number in range(6):
+        await writer.write(number, b"%d" % number)
+    (segment,) = await log.segments()
+    inside = await (await (await memory_cluster.namespace()).open_log("live")).open_segment(segment)
+    ledger = inside._ledger._now
+    assert isinstance(ledger, LedgerReader)
+    monkeypatch.setattr(ledger, "_take", lambda current: None)
+    await writer.close()
+    await written(namespace, "live", [[b"6"]], start=6)
+    await mover.move("live", 1, 1)
+    await LogReturn(namespace.services, namespace.services.settings, "live").run(keep_hot_ms=0)
+    if again:
+        (unit,) = await mover.cold.units("live")
+        await mover.delete_hot("live", unit)
+    assert [record.payload for record in await inside.records(2)] == [b"2"]
     await inside.close()
 
 

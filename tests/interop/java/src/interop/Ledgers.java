@@ -58,6 +58,7 @@ final class Ledgers {
         commands.put("ledger.ids", this::ids);
         commands.put("ledger.info", this::bookieInfo);
         commands.put("ledger.stored", this::stored);
+        commands.put("ledger.reach", this::reach);
     }
 
     /** One client for each cluster and set of settings; settings are the library's own keys. */
@@ -293,6 +294,43 @@ final class Ledgers {
             sizes.add(info.getFreeDiskSpace()).add(info.getTotalDiskSpace());
         });
         return answer;
+    }
+
+    /**
+     * Waits until each client that there is of a cluster writes to all of its "nodes"; answers how many clients.
+     *
+     * <p>A client learns by a watch that a bookie is back. Before that it has forgotten the bookie's address: whatever
+     * it sends there fails at once, and with no other bookie left the ledger ends with "not enough bookies".
+     */
+    private Object reach(JsonNode line) throws Exception {
+        String cluster = line.get("zk").asText() + line.path("root").asText("/ledgers");
+        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(line.path("timeout").asInt(45));
+        int reached = 0;
+        for (Map.Entry<String, BookKeeper> client : clients.entrySet()) {
+            if (!client.getKey().startsWith(cluster)) {
+                continue;
+            }
+            while (true) {
+                try {
+                    writeToAll(client.getValue(), line.get("nodes").asInt());
+                    break;
+                } catch (BKException notYet) {
+                    if (System.nanoTime() > deadline) {
+                        throw notYet;
+                    }
+                    Thread.sleep(20);
+                }
+            }
+            reached++;
+        }
+        return reached;
+    }
+
+    private static void writeToAll(BookKeeper client, int nodes) throws Exception {
+        LedgerHandle handle = client.createLedger(nodes, nodes, nodes, BookKeeper.DigestType.CRC32, new byte[0]);
+        handle.addEntry(new byte[1]);
+        handle.close();
+        client.deleteLedger(handle.getId());
     }
 
     /** Which of the entries 0..last of a ledger one bookie says it stores. */
