@@ -237,6 +237,7 @@ def _report(one: TableReport) -> dict[str, Json]:
         "files": one.files,
         "added": one.added,
         "removed": one.removed,
+        "exchanged": one.exchanged,
         "commits": one.commits,
         "findings": list(one.findings),
         "error": None if one.error is None else str(one.error),
@@ -247,6 +248,7 @@ def _lines(one: TableReport) -> list[str]:
     if one.error is not None:
         return [f"{one.table}: {one.error}"]
     said = f"{one.table}: {counted(one.rows, 'row')} in {counted(one.files, 'file')}"
-    if one.added or one.removed:
-        said += f", {one.added} added, {one.removed} given up by this sync"
+    done = {"added": one.added, "exchanged": one.exchanged, "given up": one.removed}
+    if any(done.values()):
+        said += f"; by this sync: {', '.join(f'{number} {what}' for what, number in done.items() if number)}"
     return [said, *(f"  {finding}" for finding in one.findings)]
