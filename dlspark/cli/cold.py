@@ -22,12 +22,15 @@ from dlspark.cli.common import (
     each,
     exit_with,
     over_namespace,
+    size_text,
     table,
 )
 from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dlspark.cold.moving.auditing import ColdFinding
     from dlspark.cold.moving.log_mover import MoverPass
     from dlspark.cold.moving.planning import ColdTotals
@@ -154,8 +157,8 @@ def _pass_lines(name: str, done: MoverPass) -> list[str]:
 
 @over_namespace
 async def status(at: At, names: NamesArgument = None, pattern: FilterOption = None) -> None:
-    """Show what of logs is hot, what is in files, and what is both, with bytes; and how long the oldest segment waits
-    for its file. Without names: of all logs that have cold storage."""
+    """Show how many segments of logs are hot, in files alone, or both, with the bytes of one copy; the files; and how
+    long the oldest segment waits for its file. Without names: of all logs that have cold storage."""
     found: list[dict[str, Json]] = []
     async with at.open() as namespace:
         chosen = await chosen_logs(namespace, names, pattern)
@@ -168,38 +171,24 @@ async def status(at: At, names: NamesArgument = None, pattern: FilterOption = No
 
         failed = await each(chosen, 16, look)
     found.sort(key=lambda one: str(one["log"]))
-    shown = table(
-        "log",
-        "hot",
-        "hot bytes",
-        "both",
-        "both bytes",
-        "cold",
-        "cold bytes",
-        "files",
-        "file bytes",
-        "waits",
-        "kept because",
-        rows=[
-            (
-                one["log"],
-                one["hot_segments"],
-                one["hot_bytes"],
-                one["both_segments"],
-                one["both_bytes"],
-                one["cold_segments"],
-                one["cold_bytes"],
-                one["files"],
-                one["file_bytes"],
-                f"{int(str(one['lag_ms'])) // 1000} s",
-                one["hot_kept_because"],
-            )
-            for one in found
-        ],
-        spare=("kept because",),
-    )
+    rows = [
+        (one["log"], *(_cell(one, place) for place in ("hot", "both", "cold")), _cell(one, "file"), _waits(one))
+        for one in found
+    ]
+    shown = list(table("log", "hot", "both", "cold", "files", "waits", rows=rows).lines())
+    shown += [f"{one['log']}: hot copies of the oldest unit stay: {why}" for one in found if (why := one["hot_kept_because"])]
     at.result({"logs": list(found), "failed": failed}, shown if found else "no log has cold storage")
     exit_with(failed=failed)
+
+
+def _cell(totals: Mapping[str, Json], what: str) -> str:
+    """Return how many there are of something, and their bytes."""
+    count = totals["files" if what == "file" else f"{what}_segments"]
+    return f"{count}, {size_text(int(str(totals[f'{what}_bytes'])))}" if count else "-"
+
+
+def _waits(totals: Mapping[str, Json]) -> str:
+    return f"{int(str(totals['lag_ms'])) // 1000} s"
 
 
 async def _totals(namespace: AsyncNamespace, log: AsyncLog) -> ColdTotals | None:
