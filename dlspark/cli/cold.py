@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +20,7 @@ from dlspark.cli.common import (
     confirm,
     each,
     exit_with,
+    file_address,
     over_namespace,
     size_text,
     table,
@@ -176,7 +176,8 @@ async def status(at: At, names: NamesArgument = None, pattern: FilterOption = No
         for one in found
     ]
     shown = list(table("log", "hot", "both", "cold", "files", "waits", rows=rows).lines())
-    shown += [f"{one['log']}: hot copies of the oldest unit stay: {why}" for one in found if (why := one["hot_kept_because"])]
+    stay = "hot copies of the oldest unit stay"
+    shown += [f"{one['log']}: {stay}: {why}" for one in found if (why := one["hot_kept_because"])]
     at.result({"logs": list(found), "failed": failed}, shown if found else "no log has cold storage")
     exit_with(failed=failed)
 
@@ -250,14 +251,9 @@ async def verify(
 async def _verify_alone(at: At, stores: MoverStores, given: str, results: list[FileReport]) -> None:
     from dlspark.cold.moving.verifying import verify_object
 
-    url = _address(given)
+    url = file_address(given)
     options = at.settings.cold_options if not url.startswith("file:") else {}
     results.append(await verify_object(stores.at(url, options), url))
-
-
-def _address(given: str) -> str:
-    """Return a file's address, given as one or as its path."""
-    return given if "://" in given else f"file://{os.path.abspath(given)}"
 
 
 async def _verify_log(namespace: AsyncNamespace, stores: MoverStores, name: str, results: list[FileReport]) -> None:

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlspark.cli.common import At, DryRunOption, Json, NameArgument, YesOption, confirm, over_namespace, size_text
+from dlspark.cli.common import (
+    At,
+    DryRunOption,
+    Json,
+    NameArgument,
+    YesOption,
+    confirm,
+    file_address,
+    over_namespace,
+    size_text,
+)
 from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 
@@ -130,7 +140,7 @@ async def _rebuild(
     from dlspark.objects.opening import open_store
     from metadata.distributedlog.cold_store import ColdStore
 
-    folder = parse_root(source.rstrip("/"))
+    folder = parse_root(file_address(source).rstrip("/"))
     options = at.settings.cold_options if not folder.url.startswith("file:") else {}
     store: ObjectStore = open_store(folder.url, options)
     try:

@@ -324,6 +324,11 @@ def table(*columns: str, rows: Iterable[Sequence[object]] = (), spare: Sequence[
     return Table(columns, rows, spare)
 
 
+def file_address(given: str) -> str:
+    """Return the address of a file or folder, given as one or as its path."""
+    return given if "://" in given else f"file://{os.path.abspath(given)}"
+
+
 def size_text(count: int) -> str:
     """Return bytes for people: 2.5 MB."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
