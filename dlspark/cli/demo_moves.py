@@ -90,7 +90,7 @@ class DemoMove:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DemoPlace:
     """How much of the log is at one place?
 
     Args:
@@ -108,7 +108,7 @@ class Place:
     file_bytes: int
 
 
-def places(spark: SparkSession, log: str) -> dict[str, Place]:
+def places(spark: SparkSession, log: str) -> dict[str, DemoPlace]:
     """Return what is at each place, `cold`, `both` and `hot`, as the connector's table `segments` has it."""
     rows = spark.read.format("distributedlog").option("metadata", "segments").load(log)
     rows.createOrReplaceTempView("segments_of_the_demo")
@@ -119,7 +119,7 @@ def places(spark: SparkSession, log: str) -> dict[str, Place]:
         FROM segments_of_the_demo GROUP BY place
     """).collect()
     return {
-        row["place"]: Place(
+        row["place"]: DemoPlace(
             row["segments"], row["flights"], row["node_bytes"] * COPIES, row["former_bytes"] * COPIES, row["file_bytes"]
         )
         for row in found
