@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -21,13 +20,17 @@ from dlspark.cli.common import (
     confirm,
     each,
     exit_with,
+    file_address,
     over_namespace,
+    size_text,
     table,
 )
 from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dlspark.cold.moving.auditing import ColdFinding
     from dlspark.cold.moving.log_mover import MoverPass
     from dlspark.cold.moving.planning import ColdTotals
@@ -154,8 +157,8 @@ def _pass_lines(name: str, done: MoverPass) -> list[str]:
 
 @over_namespace
 async def status(at: At, names: NamesArgument = None, pattern: FilterOption = None) -> None:
-    """Show what of logs is hot, what is in files, and what is both, with bytes; and how long the oldest segment waits
-    for its file. Without names: of all logs that have cold storage."""
+    """Show how many segments of logs are hot, in files alone, or both, with the bytes of one copy; the files; and how
+    long the oldest segment waits for its file. Without names: of all logs that have cold storage."""
     found: list[dict[str, Json]] = []
     async with at.open() as namespace:
         chosen = await chosen_logs(namespace, names, pattern)
@@ -168,38 +171,25 @@ async def status(at: At, names: NamesArgument = None, pattern: FilterOption = No
 
         failed = await each(chosen, 16, look)
     found.sort(key=lambda one: str(one["log"]))
-    shown = table(
-        "log",
-        "hot",
-        "hot bytes",
-        "both",
-        "both bytes",
-        "cold",
-        "cold bytes",
-        "files",
-        "file bytes",
-        "waits",
-        "kept because",
-        rows=[
-            (
-                one["log"],
-                one["hot_segments"],
-                one["hot_bytes"],
-                one["both_segments"],
-                one["both_bytes"],
-                one["cold_segments"],
-                one["cold_bytes"],
-                one["files"],
-                one["file_bytes"],
-                f"{int(str(one['lag_ms'])) // 1000} s",
-                one["hot_kept_because"],
-            )
-            for one in found
-        ],
-        spare=("kept because",),
-    )
+    rows = [
+        (one["log"], *(_cell(one, place) for place in ("hot", "both", "cold")), _cell(one, "file"), _waits(one))
+        for one in found
+    ]
+    shown = list(table("log", "hot", "both", "cold", "files", "waits", rows=rows).lines())
+    stay = "hot copies of the oldest unit stay"
+    shown += [f"{one['log']}: {stay}: {why}" for one in found if (why := one["hot_kept_because"])]
     at.result({"logs": list(found), "failed": failed}, shown if found else "no log has cold storage")
     exit_with(failed=failed)
+
+
+def _cell(totals: Mapping[str, Json], what: str) -> str:
+    """Return how many there are of something, and their bytes."""
+    count = totals["files" if what == "file" else f"{what}_segments"]
+    return f"{count}, {size_text(int(str(totals[f'{what}_bytes'])))}" if count else "-"
+
+
+def _waits(totals: Mapping[str, Json]) -> str:
+    return f"{int(str(totals['lag_ms'])) // 1000} s"
 
 
 async def _totals(namespace: AsyncNamespace, log: AsyncLog) -> ColdTotals | None:
@@ -261,14 +251,9 @@ async def verify(
 async def _verify_alone(at: At, stores: MoverStores, given: str, results: list[FileReport]) -> None:
     from dlspark.cold.moving.verifying import verify_object
 
-    url = _address(given)
+    url = file_address(given)
     options = at.settings.cold_options if not url.startswith("file:") else {}
     results.append(await verify_object(stores.at(url, options), url))
-
-
-def _address(given: str) -> str:
-    """Return a file's address, given as one or as its path."""
-    return given if "://" in given else f"file://{os.path.abspath(given)}"
 
 
 async def _verify_log(namespace: AsyncNamespace, stores: MoverStores, name: str, results: list[FileReport]) -> None:

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlspark.cli.common import At, DryRunOption, Json, NameArgument, YesOption, confirm, over_namespace
+from dlspark.cli.common import (
+    At,
+    DryRunOption,
+    Json,
+    NameArgument,
+    YesOption,
+    confirm,
+    file_address,
+    over_namespace,
+    size_text,
+)
 from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 
@@ -89,7 +99,7 @@ async def _return(at: At, name: str, from_segment: int, keep_ms: int, *, yes: bo
 
 def _question(name: str, plan: ReturnPlan, copies: int) -> str:
     size = sum(one.bytes for one in plan.units) * copies
-    return f"Write {counted(len(plan.units), 'unit')} of {name} into ledgers, about {_size(size)} on storage nodes?"
+    return f"Write {counted(len(plan.units), 'unit')} of {name} into ledgers, about {size_text(size)} on storage nodes?"
 
 
 def _unit_text(one: UnitToReturn) -> str:
@@ -105,7 +115,7 @@ def _ended_text(name: str, done: list[UnitToReturn], plan: ReturnPlan, copies: i
     if not done:
         return f"nothing of {name} is to come back: what is cold is in ledgers too, or hidden by truncation"
     records = counted(sum(one.records for one in done), "record")
-    size = _size(sum(one.bytes for one in done) * copies)
+    size = size_text(sum(one.bytes for one in done) * copies)
     said = f"{counted(len(done), 'unit')}, {records}, about {size} on storage nodes"
     said += "; below that all is hidden by truncation" if plan.hidden else ""
     return f"dry run: {said}" if dry_run else f"{name}: {said} came back from segment {done[-1].first} on"
@@ -130,7 +140,7 @@ async def _rebuild(
     from dlspark.objects.opening import open_store
     from metadata.distributedlog.cold_store import ColdStore
 
-    folder = parse_root(source.rstrip("/"))
+    folder = parse_root(file_address(source).rstrip("/"))
     options = at.settings.cold_options if not folder.url.startswith("file:") else {}
     store: ObjectStore = open_store(folder.url, options)
     try:
@@ -181,14 +191,10 @@ def _found_lines(name: str, found: FoundFiles, retention_hours: int) -> list[str
     files = found.chosen.files
     lines = [
         f"{counted(len(files), 'file')} of log {files[-1].log}: segments {found.first} to {found.last}, "
-        f"{counted(found.records, 'record')}, {_size(found.bytes)}"
+        f"{counted(found.records, 'record')}, {size_text(found.bytes)}"
     ]
     lines += [f"left out: {one.url}: {one.why}" for one in (*found.chosen.passed, *found.other)]
     lines.append(f"not in files, and not restored: {_NOT_RESTORED}")
     if retention_hours >= 0:
         lines.append(f"coldRetentionHours is {retention_hours} for {name}: a mover hides what is older than that")
     return lines
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

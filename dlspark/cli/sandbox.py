@@ -48,6 +48,8 @@ def start(
     directory = directory or default_directory()
     if detach:
         typer.echo(_start_detached(directory, nodes, port, auto_recovery, proxies, cold))
+        if cold is not None:
+            typer.echo(_cold_line(directory, cold), err=True)
         return
     # SIGTERM ends the sandbox in order, like Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)

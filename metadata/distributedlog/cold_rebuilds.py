@@ -122,7 +122,7 @@ class LogBeginning:
         head: the empty segment behind its files, in a ledger that is listed as staged.
         listing: takes the listing of that ledger.
         max_txid: the highest transaction id in its files.
-        cold: its identity in files.
+        cold: its identity in files, unless it has one.
         declared: the id and the bytes of what it declares of its records; None: nothing.
     """
 
@@ -169,9 +169,13 @@ class ColdRebuilds:
             return []
 
     async def ensure_untouched(self, name: str) -> None:
-        """Make the log unless there is one. Raises CallerError for one that was ever written, or declares something:
-        nothing was changed."""
+        """Make the log unless there is one. Raises as `check_untouched`."""
         await self._logs.ensure(name)
+        await self.check_untouched(name)
+
+    async def check_untouched(self, name: str) -> None:
+        """Raise CallerError for a log that was ever written, or declares something. An identity in files is nothing
+        yet: a mover gives it to each log that it finds."""
         paths = await self._logs.located(name)
         state = await self._logs.open(name)
         children = set(await self._children(paths.partition))
@@ -188,26 +192,22 @@ class ColdRebuilds:
 
         Raises RebuildRacedError where the log was used meanwhile; an OutcomeUnknownError where the store stays away.
         """
-        paths = await self._logs.located(name)
         head = beginning.head
         check(head.lssn == origin.last + 1 and not head.in_progress, "the first hot segment follows the files")
-        rebuild = rebuild_path(paths)
-        declared: list[Op] = list(paths.declared(*beginning.declared)) if beginning.declared is not None else []
-        ops: list[Op] = [
-            # At their first versions: a client that has written meanwhile, or is about to, fails this or is failed.
-            SetData(paths.ledgers, str(head.lssn).encode(), 0),
-            SetData(paths.max_txid, str(beginning.max_txid).encode(), 0),
-            SetData(paths.allocation, b"", 0),
-            Create(paths.segment(head), head.encode()),
-            beginning.listing,
-            Create(paths.cold, beginning.cold.encode()),
-            Create(paths.cold_attempts),
-            Create(paths.cold_units),
-            Create(f"{paths.cold}/{WORKER}"),
-            Create(rebuild, origin.encode()),
-            *declared,
-        ]
-        await self._once(name, ops, lambda found: found is not None and found.origin == origin)
+        paths = await self._logs.located(name)
+
+        def has_begun(now: RebuiltLog | None) -> bool:
+            return now is not None and now.origin == origin
+
+        there = await self.find(name)
+        try:
+            await self._once(name, _beginning(paths, origin, beginning, there), has_begun)
+        except RebuildRacedError:
+            before, there = there, await self.find(name)
+            if before is not None or there is None:
+                raise
+            # A mover has found the log, and given it its identity since: that changes nothing.
+            await self._once(name, _beginning(paths, origin, beginning, there), has_begun)
 
     async def add(self, name: str, found: RebuiltLog, unit: ColdUnit, *, last: bool) -> RebuiltLog:
         """Add a unit before those that are there; `last`: with it the log is rebuilt. Returns how far it is then.
@@ -255,6 +255,31 @@ class ColdRebuilds:
                     path=error.path,
                     advice="Run it again: it goes on from what is there, or says why it cannot",
                 ) from error
+
+
+def _beginning(paths: LogPaths, origin: RebuildOrigin, beginning: LogBeginning, there: RebuiltLog | None) -> list[Op]:
+    """Return the transaction that makes a log begin. `there`: what it is in files already, which it stays."""
+    head = beginning.head
+    if there is None:
+        identity: list[Op] = [
+            Create(paths.cold, beginning.cold.encode()),
+            Create(paths.cold_attempts),
+            Create(paths.cold_units),
+            Create(f"{paths.cold}/{WORKER}"),
+        ]
+    else:
+        identity = [SetData(paths.cold, there.cold.value.encode(), there.cold.version)]
+    return [
+        # At their first versions: a client that has written meanwhile, or is about to, fails this or is failed.
+        SetData(paths.ledgers, str(head.lssn).encode(), 0),
+        SetData(paths.max_txid, str(beginning.max_txid).encode(), 0),
+        SetData(paths.allocation, b"", 0),
+        Create(paths.segment(head), head.encode()),
+        beginning.listing,
+        *identity,
+        Create(rebuild_path(paths), origin.encode()),
+        *(paths.declared(*beginning.declared) if beginning.declared is not None else ()),
+    ]
 
 
 def rebuild_path(paths: LogPaths) -> str:

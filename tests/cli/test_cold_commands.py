@@ -55,6 +55,12 @@ def test_a_log_is_moved_shown_verified_audited_and_read_on(cold_sandbox):
     assert [(one["first"], one["last"]) for one in done["hot_deleted"]] == [(1, 3)]
     (shown,) = _run(cold_sandbox, "status", "flights")["logs"]
     assert (shown["cold_segments"], shown["both_segments"], shown["hot_segments"], shown["files"]) == (3, 1, 0, 2)
+    given = ("cold", "status", "flights", "--conf", str(cold_sandbox.mover.conf))
+    text = CliRunner().invoke(app, given, env={"DLSPARK_URI": cold_sandbox.uri, "COLUMNS": "80"}).stdout
+    header, row, why = text.splitlines()
+    assert header.split() == ["log", "hot", "both", "cold", "files", "waits"]
+    assert [cell.strip() for cell in row.split("  ") if cell][:2] == ["flights", "-"]
+    assert why.startswith("flights: hot copies of the oldest unit stay: it holds the newest completed segment")
     assert _read(cold_sandbox, "flights", 30) == before
     files = _run(cold_sandbox, "verify", "flights")["files"]
     assert [(one["records"], one["wrong"]) for one in files] == [(30, None), (10, None)]
@@ -125,3 +131,11 @@ def test_without_a_place_there_is_no_owner_to_show(cold_sandbox):
     done = CliRunner().invoke(app, ("cold", "owner"), env={"DLSPARK_URI": cold_sandbox.uri})
     assert done.exit_code == 1
     assert "there is no place for files" in done.stderr
+
+
+def test_a_detached_sandbox_says_where_the_settings_of_writers_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("dlspark.cli.sandbox._start_detached", lambda *given: "distributedlog://here/ns")
+    given = ("sandbox", "start", "--detach", "--dir", str(tmp_path), "--cold", str(tmp_path / "files"))
+    done = CliRunner().invoke(app, given)
+    assert done.stdout == "distributedlog://here/ns\n"
+    assert f"DLSPARK_CONF={tmp_path / 'cold.conf'}" in done.stderr

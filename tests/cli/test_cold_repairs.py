@@ -117,9 +117,10 @@ def test_cold_segments_come_back_into_ledgers(program):
     assert "nothing of returned is to come back" in program.text("restore", "returned", "--yes")
 
 
-def test_a_log_is_made_from_its_files_alone(program):
+def test_a_log_is_made_from_its_files_alone(program, monkeypatch):
     program.log("lost")
-    plan = program.json("restore", "found", "--from", str(program.folder), "--dry-run")
+    monkeypatch.chdir(program.folder.parent)
+    plan = program.json("restore", "found", "--from", program.folder.name, "--dry-run")
     assert (plan["first"], plan["last"], plan["records"], len(plan["files"])) == (1, 2, 4, 1)
     said = program.text("restore", "found", "--from", f"file://{program.folder}", "--yes")
     assert "not in files, and not restored: producers' sequence numbers" in said

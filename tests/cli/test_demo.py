@@ -13,6 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dlspark.cli import main
+from dlspark.cli.demo_moves import DemoMove
+from metadata.foundation.errors import NotAppliedError
 
 LOOKS_LIKE_FAILURE = re.compile(
     r"Traceback|^\s+File \"|\b\w*(?:Error|Exception)\b|\bERROR\b|\bFATAL\b|fail|refused|broken|abort|DIFFER|^\s+at \w",
@@ -56,6 +58,23 @@ def test_without_a_package_of_its_extra_the_demo_says_so_before_anything_else(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_pass_that_fails_ends_the_demo_with_what_it_said(tmp_path: Path) -> None:
+    with DemoMove("nowhere", "flights", tmp_path / "cold") as move:
+        assert not move.begin(0.5)
+        assert not move.ended
+        assert move.begin(0.7)
+        assert not move.begin(0.9), "there is one pass"
+        with pytest.raises(NotAppliedError, match=r"dlspark cold move ended with status 1: .*nowhere"):
+            move.result()
+        assert move.ended
+
+
+def test_a_demo_that_ends_early_leaves_no_pass_behind(tmp_path: Path) -> None:
+    with DemoMove("nowhere", "flights", tmp_path / "cold") as move:
+        move.begin(1.0)
+    assert move.ended
+
+
 @pytest.mark.processes
 def test_the_demo_ends_well_and_no_line_looks_like_a_failure(tmp_path: Path) -> None:
     done = subprocess.run(
@@ -71,4 +90,11 @@ def test_the_demo_ends_well_and_no_line_looks_like_a_failure(tmp_path: Path) -> 
     assert "all equal" in done.stdout
     assert failures(done.stdout) == []
     assert failures(done.stderr) == []
+    made = re.search(r"(\d+) files made; of (\d+) of them the copies on storage nodes are gone", done.stdout)
+    assert made is not None, done.stdout
+    assert int(made[1]) > int(made[2]) > 1, "the file of the newest completed segment keeps its hot copies"
+    assert re.search(r"position \S+, in a file: found in", done.stdout), "the rewind goes into a file"
+    size = re.search(r"([\d.]+) MB in files for ([\d.]+) MB of copies", done.stdout)
+    assert size is not None, done.stdout
+    assert float(size[1]) < 0.15 * float(size[2])
     assert (tmp_path / "out" / "flights-per-day.png").stat().st_size > 10_000

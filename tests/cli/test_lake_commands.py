@@ -70,6 +70,31 @@ def test_a_table_is_declared_filled_checked_and_forgotten(program):
     assert (program.folder / "lake" / "delta" / "_delta_log").is_dir()
 
 
+def test_paths_are_kept_as_what_they_are_from_where_they_were_given(program, monkeypatch):
+    log = program.log("lake/relative")
+    monkeypatch.chdir(program.folder)
+    made = program.run(
+        "table", "create", "rel", "--log", log, "--iceberg", "sqlite:///lake/c.db", "--option", "warehouse=lake"
+    )
+    assert made["place"] == f"sqlite:///{program.folder}/lake/c.db"
+    assert made["options"] == {"warehouse": f"{program.folder}/lake"}
+    monkeypatch.chdir("/")
+    (synced,) = program.run("table", "sync", "rel")["tables"]
+    assert (synced["rows"], synced["error"]) == (3, None)
+    program.run("table", "drop", "rel")
+
+
+def test_a_catalog_that_cannot_be_kept_is_not_declared(program):
+    log = program.log("lake/nowhere")
+    for place, said in (
+        (f"sqlite:///{program.folder}/none/c.db", "There is no folder"),
+        ("sqlite:///:memory:", "gone with this command"),
+        ("sqlite:///", "gone with this command"),
+    ):
+        assert said in program.run("table", "create", "t", "--log", log, "--iceberg", place, status=1)
+    assert program.run("table", "list")["tables"] == []
+
+
 def test_what_is_not_declared(program):
     assert "no such log" in program.run("table", "create", "t", "--log", "none", "--delta", "/x", status=1)
     log = program.log("lake/other")

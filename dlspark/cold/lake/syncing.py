@@ -56,6 +56,7 @@ class TableReport:
     Args:
         table: its name.
         added, removed: files that this sync knows to have come and gone.
+        exchanged: files in whose place it has put others, from which records were erased.
         commits: requests that changed the table, as far as answers came.
         rows, files: what the table has.
         findings: what needs a person.
@@ -65,6 +66,7 @@ class TableReport:
     table: str
     added: int = 0
     removed: int = 0
+    exchanged: int = 0
     commits: int = 0
     rows: int = 0
     files: int = 0
@@ -169,6 +171,7 @@ class TableSync:
         report.commits += 1
         report.added += len(changes.added)
         report.removed += sum(one.file is None for one in changes.replaced)
+        report.exchanged += sum(one.file is not None for one in changes.replaced)
         return False
 
     async def _followed(self, table: ColdTable) -> ColdTable:

@@ -183,6 +183,7 @@ class HotBlock(Enum):
 
     NEVER = "coldHotRetentionSeconds=-1 keeps hot copies for ever"
     NOT_YET = "it has had its file for less than coldHotRetentionSeconds"
+    RESTORED = "they were restored, and the days for which they are kept are not over"
     OLDER_SEGMENTS = "an older segment is listed that is in no unit"
     NEWEST = "it holds the newest completed segment, from which the next one's sequence ids continue"
     PRODUCERS = "what is known of the log's producers is there"
@@ -213,7 +214,7 @@ def plan_hot_deletion(picture: ColdPicture, settings: Settings, now_ms: int) -> 
         return HotPlan(unit)  # an owner's retention took them: nothing is left to wait for
     block = _hot_block(picture, unit)
     if block is None and unit.keep_hot_until_ms is not None and unit.keep_hot_until_ms > now_ms:
-        return HotPlan(unit, HotBlock.NOT_YET, unit.keep_hot_until_ms)
+        return HotPlan(unit, HotBlock.RESTORED, unit.keep_hot_until_ms)
     if block is None and settings.cold_hot_retention_s < 0:
         block = HotBlock.NEVER
     if block is not None:

@@ -228,6 +228,10 @@ class LogRebuild:
         if there is None:
             return None
         origin = there.origin
+        if origin is None and not there.units:
+            # Named by a mover, between a rebuild's first step and its next one, or before it.
+            await self._rebuilds.check_untouched(self._log)
+            return None
         newest = found.chosen.files[-1]
         if origin is None or (origin.namespace_id, origin.log_id, origin.last) != (
             newest.namespace_id,

@@ -112,6 +112,18 @@ async def test_a_replaced_file_is_exchanged_in_one_commit(namespace, mover, decl
     assert (again.commits, again.rows, again.findings) == (0, 21, [])
 
 
+async def test_a_sync_says_how_many_files_it_has_exchanged(namespace, mover, declared):
+    await written(namespace, "flights", SEGMENTS)
+    unit = await mover.move("flights", 1, 1)
+    sync = TableSync.over(namespace.logs_store, pause_s=0)
+    table = await sync.create(declared("iceberg", "flights"))
+    await sync.sync(table)
+    await mover.replace("flights", unit)
+    report = await sync.sync(table)
+    assert (report.exchanged, report.added, report.removed, report.commits) == (1, 0, 0, 1)
+    assert flat(rows_of(table).column("value")) == SEGMENTS[0]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_group_of_logs_is_one_table_partitioned_by_log(namespace, mover, declared, kind):
     for name in ("east", "west/north"):

@@ -191,7 +191,8 @@ def test_what_keeps_hot_copies():
     assert block(segments, [_unit(1, 2)], needed=2) is HotBlock.PRODUCERS
     assert block(segments, [_unit(1, 2)], needed=3) is None
     kept = _unit(1, 2, keep_hot_until_ms=NOW + 5)
-    assert plan_hot_deletion(_picture(segments, [kept]), SETTINGS, NOW).due_ms == NOW + 5
+    plan = plan_hot_deletion(_picture(segments, [kept]), SETTINGS, NOW)
+    assert (plan.block, plan.due_ms) == (HotBlock.RESTORED, NOW + 5)
 
 
 def test_a_unit_whose_hot_copies_an_owner_took_needs_no_time():

@@ -16,6 +16,7 @@ from dlspark.cold.restoring.rebuilding import LogRebuild, check_files, find_file
 from dlspark.cold.restoring.returning import LogReturn
 from dlspark.objects.opening import open_store
 from metadata.distributedlog.cold_places import UnitState
+from metadata.distributedlog.cold_rebuilds import ColdRebuilds
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.zookeeper.memory import Fault
@@ -128,6 +129,37 @@ async def test_a_log_that_is_there_is_left_alone(namespace, folder, filed):
     await namespace.create_log("empty")
     await rebuilt(namespace, folder, "empty")
     assert await records_of(namespace, "empty") == filed
+
+
+@pytest.mark.parametrize("moment", ["ensure_untouched", "find"])
+async def test_a_mover_that_finds_the_log_first_is_no_other_client(namespace, folder, filed, monkeypatch, moment):
+    """A mover of the namespace names each log that goes to cold storage, also one that was made a moment ago."""
+    cold = ColdStore(namespace.logs_store)
+    real = getattr(ColdRebuilds, moment)
+    seen = []
+
+    async def and_then_the_mover(self, name):
+        found = await real(self, name)
+        if await namespace.logs_store.exists(name) and not seen:
+            seen.append(found)
+            await cold.ensure(name)
+        return found
+
+    monkeypatch.setattr(ColdRebuilds, moment, and_then_the_mover)
+    await rebuilt(namespace, folder)
+    assert seen == [None]
+    assert await records_of(namespace, "again") == filed
+
+
+async def test_a_log_that_only_a_mover_has_seen_is_taken(namespace, folder, filed):
+    await namespace.create_log("again")
+    await ColdStore(namespace.logs_store).ensure("again")
+    await rebuilt(namespace, folder)
+    assert await records_of(namespace, "again") == filed
+    await written(namespace, "other", [[b"x"]])
+    await ColdStore(namespace.logs_store).ensure("other")
+    with pytest.raises(CallerError, match="there is such a log, and it has been written"):
+        await rebuilt(namespace, folder, "other")
 
 
 async def test_a_damaged_file_is_refused_before_anything_is_made(namespace, folder, filed):
