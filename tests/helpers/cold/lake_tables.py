@@ -147,7 +147,8 @@ class RestTable(_Iceberg):
     def __init__(self, server: S3Server, rng: random.Random, stack: ExitStack) -> None:
         faults = [one for one in HttpFault if one is not HttpFault.DELAY]
         # Each is drawn by itself, in order: about LYING of all commits meet one.
-        rates = {one: 1 - (1 - LYING) ** (1 / len(faults)) for one in faults}
+        each = float(1 - (1 - LYING) ** (1 / len(faults)))
+        rates: dict[HttpFault, float] = dict.fromkeys(faults, each)
         plan = FaultPlan(rng, rates, r"^POST \S+/tables")
         self._proxy = stack.enter_context(running_proxy(server.catalog, plan))
         name, options = f"n{uuid.uuid4().hex}.flights", rest_options(server)

@@ -5,13 +5,16 @@
 A statement that fails gives `{"error": ...}`. Prints `ready VERSION` first.
 """
 
+from __future__ import annotations
+
 import json
 import sys
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 
-def main(jars, catalog, warehouse):
+def main(jars: str, catalog: str, warehouse: str) -> None:
     """Answer statements until there are no more."""
     spark = (
         SparkSession.builder.master("local[1]")
@@ -33,7 +36,7 @@ def main(jars, catalog, warehouse):
     print("ready", spark.version, flush=True)
     for line in sys.stdin:
         try:
-            rows = [row.asDict(True) for row in spark.sql(line).collect()]
+            rows: Any = [row.asDict(True) for row in spark.sql(line).collect()]
         except Exception as error:
             rows = {"error": str(error)[:2000]}
         print("answer", json.dumps(rows, default=str), flush=True)
