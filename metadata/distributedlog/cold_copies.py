@@ -195,6 +195,7 @@ class ColdCopies:
             whole = tuple(replace(one, metadata=metadata) for one, metadata in zip(segments, now, strict=True))
             unit = ColdUnit(UnitState.FINISHED, attempt.value.attempt, whole, file, now_ms)
             checks = [Check(paths.segment(one), ANY_VERSION) for one in now]
+            # From here on readers may go to the file (I21).
             await self._store.multi(
                 [
                     Delete(path, attempt.version),
