@@ -35,7 +35,7 @@ from metadata.distributedlog.cold_store import ColdStore
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
-ROUNDS = 3
+ROUNDS = 2
 """For each place, where --rounds says nothing; else a third of that."""
 A_LOG = 4
 """Rounds of one log."""
