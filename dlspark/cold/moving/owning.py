@@ -7,7 +7,7 @@ for dead what only the other one names. So the folder says whose it is. An owner
 `NS/.dlspark-cold`: a copy of znodes is made by other transactions. The mark with the highest number counts; of two
 that were made at the same time, the one whose name is lower. Whoever moves, sweeps or deletes looks at it before, makes
 the first one where there is none, and refuses to go on where it names another. `take_over_place` makes the next one;
-the former owner finds it within `OWNED_FOR_S`, and is refused from then on.
+the former owner finds it before it deletes anything, and within `OWNED_FOR_S` before it moves, and is refused then.
 
 The order of names decides, so no store has to honour a condition, and an answer that was lost is found out by listing
 again. Marks are never changed or deleted; they are some hundred bytes, one for each take-over.
@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from dlspark.cold.moving.stores import MoverStores
+from dlspark.cold.moving.stores import MoverStores, place_of
 from dlspark.core.services import Services
 from dlspark.core.write_lock import default_client_id
 from dlspark.objects.errors import ObjectExistsError, ObjectOutcomeUnknownError
@@ -33,7 +33,7 @@ from metadata.distributedlog.cold_store import ColdStore
 from metadata.foundation.errors import CallerError, NotAppliedError
 
 OWNED_FOR_S: Final = 30.0
-"""A process that has seen its own mark looks again after so long."""
+"""A process that has seen its own mark looks again after so long, and before it deletes."""
 _FOLDER: Final = "owner"
 _MARK: Final = re.compile(r"(?P<number>[0-9]{6})-(?P<owner>[0-9a-f]{1,16})")
 _ADVICE: Final = (
@@ -55,12 +55,23 @@ class OwnerMark:
 
 
 async def check_owner(
-    services: Services, cold: ColdStore, stores: MoverStores, root: str, options: Mapping[str, str]
+    services: Services,
+    cold: ColdStore,
+    stores: MoverStores,
+    root: str,
+    options: Mapping[str, str],
+    *,
+    before_deleting: bool = False,
 ) -> None:
     """Return where this namespace owns its folder below `root`; the first who asks makes the mark. Raises
-    PlaceOwnedElsewhereError, and the store's errors."""
+    PlaceOwnedElsewhereError, and the store's errors.
+
+    `before_deleting`: what was seen some seconds ago does not count. A file that is written beside another owner's is
+    in nobody's way; one that is deleted may be the other's.
+    """
     now_s = services.clock.elapsed_s()
-    if stores.owned_until_s.get(root, 0.0) > now_s:
+    place = place_of(root, options)
+    if not before_deleting and stores.owned_until_s.get(place, 0.0) > now_s:
         return
     namespace, mine = await cold.owner()
     store = stores.at(root, options)
@@ -69,24 +80,24 @@ async def check_owner(
     if mark is None:
         mark = await _marked(store, folder, OwnerMark(1, mine))
     if mark.owner != mine:
-        stores.owned_until_s.pop(root, None)
+        stores.owned_until_s.pop(place, None)
         raise PlaceOwnedElsewhereError(
             f"the files of this namespace belong to another ZooKeeper's copy of it (owner {mark.owner}; this one is "
             f"{mine}), so nothing was moved or deleted",
             path=folder,
             advice=_ADVICE,
         )
-    stores.owned_until_s[root] = now_s + OWNED_FOR_S
+    stores.owned_until_s[place] = now_s + OWNED_FOR_S
 
 
 async def check_owner_of(
     services: Services, cold: ColdStore, stores: MoverStores, url: str, options: Mapping[str, str]
 ) -> None:
-    """Do the same for the place of an object, whether it is there or not. What lies in another
-    namespace's folder was adopted by who said that the other one is gone."""
+    """Do the same for the place of an object that is going to be deleted, whether it is there or not. What lies in
+    another namespace's folder was adopted by who said that the other one is gone."""
     root, namespace, _log, _name = url.rsplit("/", 3)
     if namespace == await cold.namespace_id():
-        await check_owner(services, cold, stores, root, options)
+        await check_owner(services, cold, stores, root, options, before_deleting=True)
 
 
 async def take_over_place(
@@ -100,7 +111,7 @@ async def take_over_place(
     mark = await owner_of(store, folder)
     if mark is None or mark.owner != mine:
         await _marked(store, folder, OwnerMark(1 if mark is None else mark.number + 1, mine))
-    stores.owned_until_s.pop(root, None)
+    stores.owned_until_s.pop(place_of(root, options), None)
     await check_owner(services, cold, stores, root, options)
     found = await owner_of(store, folder)
     if found is None:

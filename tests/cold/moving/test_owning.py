@@ -136,6 +136,35 @@ async def test_who_takes_over_goes_on_and_the_former_owner_is_refused_soon(world
     assert len(done.problems) == 1
 
 
+async def test_what_was_seen_some_seconds_ago_does_not_allow_a_deletion(world, clone):
+    first, second = await cloned(world, clone)
+    world.clock.moment_ms += 25 * 3_600_000
+    stores, cold = MoverStores(world.open_store), ColdStore(first.services.logs)
+    await first.delete_log("log")
+    (note,) = await cold.deleted_logs()
+    await check_owner(first.services, cold, stores, ROOT, {})
+    await take_over_place(second.services, ColdStore(second.services.logs), MoverStores(clone.open_store), ROOT, {})
+    before = dict(world.bucket.objects)
+    await check_owner(first.services, cold, stores, ROOT, {})  # it has just looked
+    with pytest.raises(PlaceOwnedElsewhereError):
+        await sweep_deleted_log(first.services, cold, stores, note)
+    assert dict(world.bucket.objects) == before
+    with pytest.raises(PlaceOwnedElsewhereError):
+        await check_owner(first.services, cold, stores, ROOT, {})  # it knows now
+
+
+async def test_one_address_on_two_servers_is_two_places(world, clone):
+    first, second = await cloned(world, clone)
+    cold = ColdStore(first.services.logs)
+    await take_over_place(second.services, ColdStore(second.services.logs), MoverStores(clone.open_store), ROOT, {})
+    servers = {"old": world, "new": MovingWorld()}
+    stores = MoverStores(lambda address, options: servers[options["endpoint"]].open_store(address))
+    await check_owner(first.services, cold, stores, ROOT, {"endpoint": "new"})
+    with pytest.raises(PlaceOwnedElsewhereError):
+        await check_owner(first.services, cold, stores, ROOT, {"endpoint": "old"})
+    await check_owner(first.services, cold, stores, ROOT, {"endpoint": "new"})
+
+
 async def test_a_file_that_was_due_stays_where_another_one_has_taken_over(world, clone):
     """Below a root that settings do not name any more, so the pass itself goes on."""
     first, second = await cloned(world, clone)
