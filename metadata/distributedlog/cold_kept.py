@@ -38,14 +38,14 @@ from metadata.store import MetadataStore
 _READS_AT_ONCE: Final = 64
 
 
-class SeenLog(NamedTuple):
+class SeenColdLog(NamedTuple):
     """What is said of a log's cold storage, and by which znode: the transaction that made it?"""
 
     log: Versioned[ColdLog]
     creation: int
 
 
-class _Kept(NamedTuple):
+class _VersionedUnit(NamedTuple):
     unit: ColdUnit
     version: int
     creation: int
@@ -56,7 +56,7 @@ class _Kept(NamedTuple):
         return kept_bytes(self.unit)
 
 
-_KEPT: Final[WeakKeyDictionary[MetadataStore, KeptUnits[_Kept]]] = WeakKeyDictionary()
+_KEPT: Final[WeakKeyDictionary[MetadataStore, KeptUnits[_VersionedUnit]]] = WeakKeyDictionary()
 
 
 class UnitKeeper:
@@ -72,7 +72,7 @@ class UnitKeeper:
         self._store = store
         self._kept = _KEPT.setdefault(store, KeptUnits())
 
-    async def log(self, paths: LogPaths) -> SeenLog | None:
+    async def log(self, paths: LogPaths) -> SeenColdLog | None:
         """Return what is said of the log, with all that this session has changed; None where it has no cold storage."""
         await repeat(self._store, lambda: self._store.sync(paths.partition))
         try:
@@ -80,9 +80,9 @@ class UnitKeeper:
         except NoNodeError:
             self._kept.forget(paths.cold)
             return None
-        return SeenLog(Versioned(ColdLog.decode(data, paths.cold), stat.version), stat.czxid)
+        return SeenColdLog(Versioned(ColdLog.decode(data, paths.cold), stat.version), stat.czxid)
 
-    async def units(self, paths: LogPaths, seen: SeenLog) -> list[Versioned[ColdUnit]]:
+    async def units(self, paths: LogPaths, seen: SeenColdLog) -> list[Versioned[ColdUnit]]:
         """Return the log's units as of `seen`, which was read just before, or later; oldest first. That a FINISHED one
         has lost its hot copies since it was read is left to `settled`."""
         try:
@@ -96,7 +96,7 @@ class UnitKeeper:
         return [unit for unit in found.values() if unit is not None]
 
     async def settled(
-        self, paths: LogPaths, seen: SeenLog, units: Sequence[Versioned[ColdUnit]], listed: Container[int]
+        self, paths: LogPaths, seen: SeenColdLog, units: Sequence[Versioned[ColdUnit]], listed: Container[int]
     ) -> list[Versioned[ColdUnit]]:
         """Return the units with those read again that may have lost their hot copies. `listed`: the numbers of the
         segments on the log's list, which was read after `units`."""
@@ -114,7 +114,7 @@ class UnitKeeper:
         """Read everything of a log with the next look."""
         self._kept.forget(paths.cold)
 
-    def _known(self, paths: LogPaths, seen: SeenLog, name: str) -> Versioned[ColdUnit] | None:
+    def _known(self, paths: LogPaths, seen: SeenColdLog, name: str) -> Versioned[ColdUnit] | None:
         kept = self._kept.get(paths.cold, name)
         if kept is None or kept.creation != seen.creation:
             return None
@@ -127,7 +127,7 @@ class UnitKeeper:
         return Versioned(unit, kept.version)
 
     async def _read(
-        self, paths: LogPaths, seen: SeenLog, names: Iterable[str]
+        self, paths: LogPaths, seen: SeenColdLog, names: Iterable[str]
     ) -> dict[str, Versioned[ColdUnit] | None]:
         read: dict[str, Versioned[ColdUnit] | None] = {}
         left = list(names)
@@ -136,7 +136,7 @@ class UnitKeeper:
             read.update(zip(some, await asyncio.gather(*(self._one(paths, seen, one) for one in some)), strict=True))
         return read
 
-    async def _one(self, paths: LogPaths, seen: SeenLog, name: str) -> Versioned[ColdUnit] | None:
+    async def _one(self, paths: LogPaths, seen: SeenColdLog, name: str) -> Versioned[ColdUnit] | None:
         path = f"{paths.cold_units}/{name}"
         try:
             data, stat = await repeat(self._store, lambda: self._store.get(path))
@@ -145,5 +145,5 @@ class UnitKeeper:
         unit = ColdUnit.decode(data, path)
         if not unit.replaced and unit.state is not UnitState.COLD_DELETE_STARTED:
             # Of `seen` or later: what changed in between is told as a change since `seen`, and read once more.
-            self._kept.keep(paths.cold, _Kept(unit, stat.version, seen.creation, seen.log.value.generation))
+            self._kept.keep(paths.cold, _VersionedUnit(unit, stat.version, seen.creation, seen.log.value.generation))
         return Versioned(unit, stat.version)
