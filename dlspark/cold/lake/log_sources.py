@@ -119,12 +119,13 @@ class ColdLogSource:
         return [each for each in found if each is not None]
 
     async def _deleted(self, one: TableLog) -> LogUnits | None:
-        """Return the folders of a log that was deleted; None once they are known to be empty for good."""
+        """Return the folders of a log that was deleted, those that it borrowed from as well; None once nothing of it is
+        left for good."""
         noted = await self._deletions.log(one.id)
         if noted is None:
             return None
-        folders = tuple(f"{url.rstrip('/')}/" for url, _ in noted.folders)
-        return LogUnits(one.name, one.id, (), frozenset(), folders)
+        urls = (*(url for url, _ in noted.folders), *noted.borrowed)
+        return LogUnits(one.name, one.id, (), frozenset(), tuple(f"{url.rstrip('/')}/" for url in urls), deleted=True)
 
     async def _units(self, one: TableLog) -> LogUnits | None:
         try:

@@ -12,6 +12,8 @@ from dlspark.cold.lake.opening import open_table
 from dlspark.cold.lake.syncing import TableSync, release_deleted_log, release_unit
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.cold.moving.sweeping import sweep_deleted_log
+from dlspark.cold.restoring.rebuilding import LogRebuild, check_files, find_files
+from dlspark.objects.opening import open_store
 from metadata.distributedlog.cold_tables import TableLog, table_logs
 from metadata.foundation.errors import CallerError, NotAppliedError
 
@@ -105,6 +107,68 @@ async def test_files_of_a_deleted_log_leave_its_tables_before_they_are_deleted(n
     assert await mover.cold.deleted_logs() == []
     assert [one.deleted for one in (await sync.tables.get("all_logs")).members] == [True, False]
     assert (await sync.sync(table)).findings == []
+
+
+async def borrowing(namespace, root: str, name: str) -> None:
+    """Rebuild a log from the files of the only one that has some, which goes on beside it."""
+    store = open_store(root)
+    try:
+        found = await find_files(store, f"{root}/")
+        checked = await check_files(store, found)
+        rebuild = LogRebuild(namespace.services, namespace.services.settings, name, options={}, adopt=False)
+        await rebuild.run(found, checked, namespace_id="b" * 32)
+    finally:
+        await store.close()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["all-borrowed", "some-borrowed"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_a_deleted_log_had_borrowed_leaves_its_tables_and_stays_in_the_store(
+    namespace, mover, declared, sync, root, kind, own
+):
+    await written(namespace, "flights", SEGMENTS[:3])
+    await mover.move("flights", 1, 2)
+    await borrowing(namespace, root, "again")
+    if own:
+        await written(namespace, "again", [[b"own"] * 3, [b"open"]], start=1_000)
+        await mover.move("again", 3, 4)  # an empty segment lies before
+    table = await sync.create(declared(kind, "again"))
+    lender = await sync.create(declared(kind, "flights", name="lender"))
+    await sync.sync(lender)
+    assert (await sync.sync(table)).rows == 21 + 3 * own
+    note = await deleted(namespace, mover, "again")
+    stores = MoverStores()
+    try:
+        swept = await sweep_deleted_log(namespace.services, mover.cold, stores, note)
+        assert len(swept.objects) == own
+        assert payloads(table) == []
+        assert payloads(lender) == sorted_records(*SEGMENTS[:2])  # the files are there
+        for one, rows in ((table, 0), (lender, 21)):
+            report = await sync.sync(one)
+            assert (report.rows, report.commits, report.findings) == (rows, 0, [])
+        (member,) = (await sync.tables.get(table.name)).members
+        assert member.deleted
+        assert (await sweep_deleted_log(namespace.services, mover.cold, stores, note, min_age_s=-1)).logs == ["again"]
+    finally:
+        await stores.close()
+
+
+async def test_a_lost_file_of_a_lender_leaves_the_borrowers_table_with_its_truncation(
+    namespace, mover, declared, sync, root
+):
+    """As docs/lake-tables.md has it: until then the table names a file that is not there."""
+    await written(namespace, "flights", SEGMENTS[:4])
+    await mover.move("flights", 1, 1)
+    await mover.move("flights", 2, 3)
+    await borrowing(namespace, root, "again")
+    table = await sync.create(declared("iceberg", "again"))
+    await sync.sync(table)
+    await mover.delete_cold("flights", (await mover.cold.units("flights"))[0])
+    with pytest.raises(FileNotFoundError):
+        payloads(table)
+    unit = await mover.cold.begin_cold_delete("again", (await mover.cold.units("again"))[0])
+    await release_unit(namespace.logs_store, "again", unit.value)
+    assert payloads(table) == sorted_records(*SEGMENTS[1:3])
 
 
 async def test_files_of_a_deleted_log_stay_while_a_table_cannot_be_asked(namespace, mover, declared, sync):

@@ -190,7 +190,7 @@ class LakeModel:
     async def logs(self, table: ColdTable) -> list[LogUnits]:
         """Return the units as they are now."""
         if self.deleted:
-            return [LogUnits("flights", "log-id", (), frozenset(), (self.folder,))]
+            return [LogUnits("flights", "log-id", (), frozenset(), (self.folder,), deleted=True)]
         return [LogUnits("flights", "log-id", tuple(self.units), frozenset())]
 
     async def columns(self, table: ColdTable) -> pa.Schema:
