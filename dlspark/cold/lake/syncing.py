@@ -128,19 +128,22 @@ class TableSync:
         finally:
             await asyncio.to_thread(target.close)
 
-    async def sync(self, table: ColdTable) -> TableReport:
-        """Bring one table forward until it lacks nothing. Raises what keeps it from that, after ROUNDS looks."""
+    async def sync(self, table: ColdTable, *, search: bool = False) -> TableReport:
+        """Bring one table forward until it lacks nothing. Raises what keeps it from that, after ROUNDS looks.
+
+        `search`: logs that are not where they were are looked for everywhere, as `LogSource.members` has it.
+        """
         report = TableReport(table.name)
         table = await self.tables.current(table)  # what it says of its logs may be newer than what the caller has
         async with self._opened(table) as target:
-            await self._bring_forward(table, target, report)
+            await self._bring_forward(table, target, report, search)
         return report
 
-    async def _bring_forward(self, table: ColdTable, target: LakeTable, report: TableReport) -> None:
+    async def _bring_forward(self, table: ColdTable, target: LakeTable, report: TableReport, search: bool) -> None:
         failures = 0
         while True:
             try:
-                if await self._one_round(table, target, report):
+                if await self._one_round(table, target, report, search):
                     return
             except (TableMovedError, TableUnclearError, TableUnreachableError):
                 failures += 1
@@ -149,10 +152,10 @@ class TableSync:
                 longest = min(self._pause_s * 2**failures, _LONGEST_PAUSE_S)
                 await asyncio.sleep(self._rng.uniform(longest / 2, longest))
 
-    async def _one_round(self, table: ColdTable, target: LakeTable, report: TableReport) -> bool:
+    async def _one_round(self, table: ColdTable, target: LakeTable, report: TableReport, search: bool) -> bool:
         """Look at the table, and make one commit of what it lacks; True where it lacks nothing."""
         state = await asyncio.to_thread(target.load)
-        table = await self._followed(table)
+        table = await self._followed(table, search)
         logs = await self._logs.logs(table)
         changes = plan_changes(state, logs)
         report.rows, report.files = state.rows, state.files
@@ -174,10 +177,10 @@ class TableSync:
         report.exchanged += sum(one.file is not None for one in changes.replaced)
         return False
 
-    async def _followed(self, table: ColdTable) -> ColdTable:
+    async def _followed(self, table: ColdTable, search: bool = False) -> ColdTable:
         """Return the declaration with what its logs are called by now, once it says so."""
         for _ in range(ROUNDS):
-            members = await self._logs.members(table)
+            members = await self._logs.members(table, search=search)
             if members == table.members:
                 return table
             table = await self.tables.follow(table, members)
@@ -213,7 +216,7 @@ class TableSync:
         for table in await self.tables.tables():
             if not any(one.id == log_id or (one.name == log and not one.id) for one in table.members):
                 continue
-            await self.sync(table)
+            await self.sync(table, search=True)
             async with self._opened(table) as target:
                 state = await asyncio.to_thread(target.load)
                 named = await asyncio.to_thread(target.named, leaving)
@@ -230,7 +233,7 @@ class TableSync:
         for table in await self.tables.tables():
             if not any(one.id == log.log_id for one in table.members):
                 continue
-            await self.sync(table)
+            await self.sync(table, search=True)
             async with self._opened(table) as target:
                 state = await asyncio.to_thread(target.load)
             if state.watermarks.get(log.log_id, NOTHING_YET) < ENDED:
@@ -244,7 +247,7 @@ class TableSync:
         """Compare a table with what is cold, file by file; nothing is changed."""
         async with self._opened(table) as target:
             state = await asyncio.to_thread(target.load)
-            table = replace(table, members=await self._logs.members(table))
+            table = replace(table, members=await self._logs.members(table, search=True))
             logs = await self._logs.logs(table)
             named = await asyncio.to_thread(target.named, None)
         report = TableReport(table.name, rows=state.rows, files=state.files)

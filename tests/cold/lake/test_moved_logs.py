@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from helpers.logs import written
 
+from dlspark.cold.lake import log_sources
 from dlspark.cold.lake.opening import open_table
 from dlspark.cold.lake.syncing import TableSync, release_deleted_log, release_unit
 from dlspark.cold.moving.stores import MoverStores
@@ -15,6 +16,7 @@ from dlspark.cold.moving.sweeping import sweep_deleted_log
 from dlspark.cold.restoring.rebuilding import LogRebuild, check_files, find_files
 from dlspark.objects.opening import open_store
 from metadata.distributedlog.cold_tables import TableLog, table_logs
+from metadata.distributedlog.log_admin import LogAdmin
 from metadata.foundation.errors import CallerError, NotAppliedError
 
 KINDS = ["iceberg", "delta"]
@@ -78,6 +80,46 @@ async def test_a_group_is_partitioned_by_the_names_that_its_files_have(namespace
     for name, count in (("east", 10), ("north", 11), ("west", 10)):
         rows = target._table.scan(row_filter=f"_log.log = '{name}'").to_arrow()
         assert [one["log"] for one in rows.column("_log").to_pylist()] == [name] * count
+
+
+async def test_the_namespace_is_not_walked_again_and_again_for_a_log_that_is_nowhere(
+    namespace, mover, declared, sync, monkeypatch
+):
+    """Its deletion's note was forgotten before a sync saw it: as where its declaration was put back from a backup."""
+    for name in ("east", "west"):
+        await written(namespace, name, SEGMENTS[:3])
+        await mover.move(name, 1, 1)
+    table = await sync.create(declared("delta", "east", "west", name="all_logs"))
+    await sync.sync(table)
+    await mover.cold.forget_deleted(await deleted(namespace, mover, "east"))
+    walks = []
+    names = LogAdmin.names
+
+    async def counted(admin, prefix=""):
+        walks.append(prefix)
+        return await names(admin, prefix)
+
+    monkeypatch.setattr(LogAdmin, "names", counted)
+    for _ in range(3):
+        # Each time by a new one, as movers do.
+        (said,) = (await TableSync.over(namespace.logs_store, pause_s=0).sync(table)).findings
+        assert "east is not there" in said
+    assert len(walks) == 1
+    await sync.check(table)
+    assert len(walks) == 2
+    leaving = await mover.cold.begin_cold_delete("west", (await mover.cold.units("west"))[0])
+    await release_unit(namespace.logs_store, "west", leaving.value)
+    assert len(walks) > 2
+    monkeypatch.setattr(log_sources, "SEARCH_AGAIN_S", 0.0)
+    before = len(walks)
+    await sync.sync(table)
+    assert len(walks) == before + 1
+    # Another one is looked for at once.
+    monkeypatch.undo()
+    monkeypatch.setattr(LogAdmin, "names", counted)
+    await namespace.rename_log("west", "south")
+    await sync.sync(table)
+    assert (await sync.tables.get("all_logs")).logs == ("east", "south")
 
 
 @pytest.mark.parametrize("kind", KINDS)

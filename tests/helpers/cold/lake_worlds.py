@@ -183,7 +183,7 @@ class LakeModel:
         """Return the log's id."""
         return "log-id"
 
-    async def members(self, table: ColdTable) -> tuple[TableLog, ...]:
+    async def members(self, table: ColdTable, *, search: bool = False) -> tuple[TableLog, ...]:
         """Return the log, or what was it."""
         return (TableLog("flights", "log-id", self.deleted),)
 
