@@ -169,12 +169,13 @@ class TableSync:
         if not changes:
             return True
         figures = await self._logs.figures(changes)
-        if not await asyncio.to_thread(target.commit, state, changes, figures):
+        applied = await asyncio.to_thread(target.commit, state, changes, figures)
+        if applied is None:
             return True
         report.commits += 1
-        report.added += len(changes.added)
-        report.removed += sum(one.file is None for one in changes.replaced)
-        report.exchanged += sum(one.file is not None for one in changes.replaced)
+        report.added += applied.added
+        report.removed += applied.removed
+        report.exchanged += applied.exchanged
         return False
 
     async def _followed(self, table: ColdTable, search: bool = False) -> ColdTable:

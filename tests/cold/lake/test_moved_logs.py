@@ -123,6 +123,24 @@ async def test_the_namespace_is_not_walked_again_and_again_for_a_log_that_is_now
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [0, 1, 3])
+async def test_a_report_counts_the_files_of_a_deleted_log_that_the_table_gave_up(
+    namespace, mover, declared, sync, kind, count
+):
+    await written(namespace, "flights", SEGMENTS)
+    table = await sync.create(declared(kind, "flights"))
+    for lssn in range(1, count + 1):
+        await mover.move("flights", lssn, lssn)
+    await sync.sync(table)
+    if not count:
+        await mover.copy("flights", 1, 1)  # it is in cold storage by now, and not in the table
+        await sync._followed(await sync.tables.current(table))
+    await deleted(namespace, mover, "flights")
+    report = await sync.sync(table)
+    assert (report.removed, report.added, report.exchanged, report.commits) == (count, 0, 0, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_files_of_a_deleted_log_leave_its_tables_before_they_are_deleted(namespace, mover, declared, sync, kind):
     for name in ("east", "west"):
         await written(namespace, name, SEGMENTS[:3])
