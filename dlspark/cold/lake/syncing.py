@@ -39,7 +39,7 @@ from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_tables import ColdTable, ColdTableStore, check_table
 from metadata.distributedlog.cold_units import ColdUnit, DeletedLog
 from metadata.distributedlog.logs import LogStore
-from metadata.foundation.errors import DistributedLogError, NotAppliedError
+from metadata.foundation.errors import CallerError, DistributedLogError, NotAppliedError
 
 ROUNDS: Final = 12
 """Looks at one table in one sync, beyond those that bring it forward."""
@@ -108,14 +108,18 @@ class TableSync:
         return cls(ColdLogSource(logs), tables, opener=opener, pause_s=pause_s)
 
     async def create(self, table: ColdTable) -> ColdTable:
-        """Declare a table, and make it. After any error it may be called again, and finishes what was begun."""
+        """Declare a table, and make it. After any error it may be called again, and finishes what was begun.
+
+        Raises CallerError also where it is declared already, of logs that had these names and were deleted or renamed.
+        """
         check_table(table)
         columns = await self._logs.columns(table)
         check_names(columns, table.kind)
         async with self._opened(table):
             pass  # before it is declared: a missing extra, or a bad address
         await self._logs.prepare()
-        declared = await self._followed(await self.tables.create(table))
+        declared = await self._followed(await self.tables.create(table), search=True)
+        _refuse_former(table, declared)
         async with self._opened(declared) as target:
             await asyncio.to_thread(target.ensure, columns)
         return declared
@@ -271,6 +275,19 @@ class TableSync:
         if not missing and not foreign and state.rows != (rows := sum(expected.values())):
             report.findings.append(f"the table has {state.rows} rows, and its files' units {rows}")
         return report
+
+
+def _refuse_former(wanted: ColdTable, declared: ColdTable) -> None:
+    """Raise CallerError where a declaration is of other logs than those that have their names now."""
+    there = {one.name for one in declared.members if not one.deleted}
+    former = sorted(set(wanted.logs) - there)
+    if former:
+        raise CallerError(
+            f"There is a table {wanted.name}, of logs that were called so and were deleted or renamed since: "
+            f"{', '.join(former)}. What has the name now is another log, and not in it; nothing was changed",
+            advice=f"Declare it under another name, at another place; or forget the former with dlspark cold table "
+            f"drop {wanted.name}, and have the new one at another place: the former table stays where it is",
+        )
 
 
 async def sync_tables(logs: LogStore, *, opener: OpenTable = open_table) -> list[TableReport]:

@@ -268,6 +268,27 @@ async def test_a_log_that_is_made_anew_is_another_log(namespace, mover, declared
     assert payloads(other) == [b"new"] * 3
 
 
+@pytest.mark.parametrize("change", ["deleted", "renamed"])
+async def test_a_table_of_a_log_that_had_the_name_before_is_not_taken_for_the_same(
+    namespace, mover, declared, sync, change
+):
+    await written(namespace, "flights", SEGMENTS)
+    await mover.move("flights", 1, 1)
+    wanted = declared("delta", "flights")
+    await sync.create(wanted)
+    assert await sync.create(wanted) == await sync.tables.get("flights")  # a repetition
+    await (deleted(namespace, mover, "flights") if change == "deleted" else namespace.rename_log("flights", "other"))
+    await written(namespace, "flights", [[b"new"] * 3, [b"newer"]])
+    await mover.move("flights", 1, 1)
+    # Twice: what it says of its logs is up to date only behind the first.
+    for match in ("another log, and not in it", "another log, and not in it|declared otherwise"):
+        with pytest.raises(CallerError, match=match):
+            await sync.create(wanted)
+    await sync.tables.drop("flights")
+    again = await sync.create(replace(wanted, id="new", place=f"{wanted.place}-new"))
+    assert (await sync.sync(again)).rows == 3
+
+
 async def test_a_commit_that_was_on_its_way_brings_no_file_of_a_deleted_log_back(namespace, mover, declared, sync):
     """It was planned before the log was deleted, and arrives after the sweep has asked the table."""
     await written(namespace, "flights", SEGMENTS)
