@@ -353,8 +353,9 @@ class ColdStore:
         return await self._steps.settled(name, step)
 
     async def bury(self, name: str, guard: Callable[[], Op], *, now_ms: int) -> None:
-        """Note the files of a log that is being deleted, and hide them: they may be deleted from then on. A log that
-        never had cold storage stays as it is, and so does one that was buried before.
+        """Note the files of a log that is being deleted, and hide them: its own may be deleted from then on, those that
+        it borrowed have only to leave its lake tables. A log that never had cold storage stays as it is, and so does
+        one that was buried before.
 
         For the holder of the log's lock: `guard` is checked in the transaction. Raises LockingError where it fails.
         """
@@ -368,12 +369,11 @@ class ColdStore:
             cold = Versioned(ColdLog.decode(found.value, paths.cold), found.version)
             if cold.value.deleted:
                 return  # the note was made in the same step
-            folders = await self._folders(name)
-            noted = DeletedLog(cold.value.log_id, name, now_ms, folders)
-            ops: list[Op] = [guard(), changed(paths, cold, deleted=True)]
-            if folders:
-                await self.namespace_id()
-                ops.append(await self._deleted.note(noted))
+            folders, borrowed = await self._folders(name)
+            noted = DeletedLog(cold.value.log_id, name, now_ms, folders, borrowed)
+            # Also without any file: its lake tables know by the note alone that the log is gone.
+            await self.namespace_id()
+            ops: list[Op] = [guard(), changed(paths, cold, deleted=True), await self._deleted.note(noted)]
             try:
                 await self._store.multi(ops)
             except DistributedLogError as error:
@@ -383,16 +383,20 @@ class ColdStore:
 
         await self._steps.settled(name, step)
 
-    async def _folders(self, name: str) -> tuple[tuple[str, Mapping[str, str]], ...]:
-        """Return the folders in which a log may have objects: of files, of replaced ones, of attempts."""
+    async def _folders(self, name: str) -> tuple[tuple[tuple[str, Mapping[str, str]], ...], tuple[str, ...]]:
+        """Return the folders in which a log may have objects: of files, of replaced ones, of attempts; and those in
+        which it has only borrowed some."""
         found: dict[str, Mapping[str, str]] = {}
+        borrowed: dict[str, None] = {}
         for unit in await self.units(name):
             for file in (unit.value.file, *unit.value.replaced):
-                if file is not None and not file.borrowed:
+                if file is not None and file.borrowed:
+                    borrowed[file.url.rpartition("/")[0]] = None
+                elif file is not None:
                     found[file.url.rpartition("/")[0]] = file.options
         for attempt in await self.attempts(name):
             found[attempt.value.url.rpartition("/")[0]] = attempt.value.options
-        return tuple(found.items())
+        return tuple(found.items()), tuple(one for one in borrowed if one not in found)
 
     async def deleted_logs(self) -> list[Versioned[DeletedLog]]:
         """Return the logs that were deleted and whose files are not known to be gone."""

@@ -296,17 +296,21 @@ class DeletedLog:
         deleted_ms: when, by the deleting client's clock, milliseconds since the epoch.
         folders: addresses of the folders that held its files, each with the options that a store needs (`ColdFile`).
             Everything below them is the log's alone, uploads that had not ended included.
+        borrowed: addresses of folders of other logs, of which it had borrowed files: these leave its lake tables, and
+            are never deleted.
     """
 
     log_id: str
     log: str
     deleted_ms: int
     folders: tuple[tuple[str, Mapping[str, str]], ...]
+    borrowed: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """Return the znode's data."""
         folders = [{"url": url, **({"options": dict(options)} if options else {})} for url, options in self.folders]
-        return _encoded({"v": VERSION, "log": self.log, "deleted": self.deleted_ms, "folders": folders})
+        fields = {"v": VERSION, "log": self.log, "deleted": self.deleted_ms, "folders": folders}
+        return _encoded({**fields, **({"borrowed": list(self.borrowed)} if self.borrowed else {})})
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> DeletedLog:
@@ -318,6 +322,7 @@ class DeletedLog:
                 log=_text(fields["log"]),
                 deleted_ms=int(fields["deleted"]),
                 folders=tuple((_text(one["url"]), _options(one.get("options", {}))) for one in fields["folders"]),
+                borrowed=tuple(_text(one) for one in fields.get("borrowed", [])),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _corrupt_error(data, path) from error

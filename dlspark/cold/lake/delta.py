@@ -28,6 +28,7 @@ from dlspark.cold.lake.planning import TableChanges, TableState, moved_to
 from dlspark.cold.lake.targets import (
     TABLE_ID,
     WATERMARKS,
+    AppliedChanges,
     FileFigures,
     TableMovedError,
     TableUnclearError,
@@ -160,7 +161,9 @@ class DeltaLakeTable:
         self._send(lambda: table.alter.add_columns(new, commit_properties=self._properties({})))
         return True
 
-    def commit(self, state: TableState, changes: TableChanges, figures: Mapping[str, FileFigures]) -> bool:
+    def commit(
+        self, state: TableState, changes: TableChanges, figures: Mapping[str, FileFigures]
+    ) -> AppliedChanges | None:
         """Apply changes in one version."""
         table = present(self._table, "a table is changed before it was loaded")
         there = {str(one["path"]): one for one in self._asked(lambda: _actions(table))}
@@ -178,7 +181,7 @@ class DeltaLakeTable:
             part: dict[str, str | None] = {PARTITION: action[f"partition.{PARTITION}"]} if self._grouped else {}
             actions.append(RemoveAction(url, True, now_ms, action["size_bytes"], part))
         if not actions and all((state.watermarks.get(log, -1)) >= at for log, at in changes.watermarks.items()):
-            return False  # what was looked for is not there, and nothing has to be kept out
+            return None  # what was looked for is not there, and nothing has to be kept out
         marks = {log: moved_to(state, changes).watermarks[log] for log in changes.watermarks}
         self._send(
             lambda: table.create_write_transaction(
@@ -190,7 +193,7 @@ class DeltaLakeTable:
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
             )
         )
-        return True
+        return AppliedChanges.of(changes, gone, come)
 
     def close(self) -> None:
         """Forget the table: a store's connections go with it."""

@@ -51,6 +51,7 @@ from dlspark.cold.lake.targets import (
     STATE,
     TABLE_ID,
     WATERMARKS,
+    AppliedChanges,
     FileFigures,
     SoughtFiles,
     TableMovedError,
@@ -294,7 +295,9 @@ class IcebergTable:
         self._send(table, requirements, updates)
         return True
 
-    def commit(self, state: TableState, changes: TableChanges, figures: Mapping[str, FileFigures]) -> bool:
+    def commit(
+        self, state: TableState, changes: TableChanges, figures: Mapping[str, FileFigures]
+    ) -> AppliedChanges | None:
         """Apply changes in one commit: one request to the catalog, behind the writing of its manifests."""
         table = present(self._table, "a table is changed before it was loaded")
         own = present(self._own, "a table is changed before it was loaded")
@@ -343,7 +346,7 @@ class IcebergTable:
         # The schema too: a change of it moves no head, and what we say of it would be older.
         identity = AssertTableUUID(uuid=table.metadata.table_uuid)
         self._send(table, (*requirements, identity, _schema_is(table)), own_updates)
-        return True
+        return AppliedChanges.of(changes, gone, come)
 
     def close(self) -> None:
         """Close the catalog's connections."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from typing import Final, Protocol
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
@@ -25,6 +26,11 @@ from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.record_schemas import SchemaStore
 
 _AT_ONCE: Final = 16
+SEARCH_AGAIN_S: Final = 600.0
+"""How long a log that was nowhere in the namespace is not looked for everywhere again: movers sync each half minute."""
+_MISSED: Final[WeakKeyDictionary[LogStore, dict[str, float]]] = WeakKeyDictionary()
+"""Ids that were nowhere, and when that was seen, by the loop's clock. Only its cost hangs on it: a log that comes back,
+by a rename from where a walk did not see it, is found so much later; what is deleted is never decided by it."""
 
 
 class LogSource(Protocol):
@@ -36,8 +42,9 @@ class LogSource(Protocol):
     async def log_id(self, name: str) -> str | None:
         """Return a log's id in cold storage; None where it has none. Raises LogNotFoundError."""
 
-    async def members(self, table: ColdTable) -> tuple[TableLog, ...]:
-        """Return what the table's logs are called by now, and which of them were deleted."""
+    async def members(self, table: ColdTable, *, search: bool = False) -> tuple[TableLog, ...]:
+        """Return what the table's logs are called by now, and which of them were deleted. `search`: look everywhere for
+        those that are nowhere, also if that was done a moment ago."""
 
     async def logs(self, table: ColdTable) -> list[LogUnits]:
         """Return what the table's logs have; those that are not there, or never had a unit, are left out. Asked after
@@ -76,9 +83,9 @@ class ColdLogSource:
         except LogNotFoundError:
             return None
 
-    async def members(self, table: ColdTable) -> tuple[TableLog, ...]:
+    async def members(self, table: ColdTable, *, search: bool = False) -> tuple[TableLog, ...]:
         """Return what the logs are called by now: all logs are looked through for those that are not where they were,
-        and that no deletion has noted."""
+        and that no deletion has noted; for one that is nowhere, again only after SEARCH_AGAIN_S or with `search`."""
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def look(one: TableLog) -> TableLog | None:
@@ -95,6 +102,25 @@ class ColdLogSource:
         found = await asyncio.gather(*map(look, table.members))
         if None not in found:
             return tuple(one for one in found if one is not None)
+        missed = _MISSED.setdefault(self._store, {})
+        now = asyncio.get_running_loop().time()
+        sought = {before.id for before, after in zip(table.members, found, strict=True) if after is None}
+        if search or any(now - missed.get(one, -SEARCH_AGAIN_S) >= SEARCH_AGAIN_S for one in sought):
+            names = await self._names(limit)
+            for one in sought:
+                if one in names:
+                    missed.pop(one, None)
+                else:
+                    missed[one] = now
+        else:
+            names = {}
+        return tuple(
+            replace(before, name=names.get(before.id, before.name)) if after is None else after
+            for before, after in zip(table.members, found, strict=True)
+        )
+
+    async def _names(self, limit: asyncio.Semaphore) -> dict[str, str]:
+        """Return the names of all logs that have an id, by ids: a walk through the namespace, a request for each."""
         names: dict[str, str] = {}
 
         async def name(log: str) -> None:
@@ -104,10 +130,7 @@ class ColdLogSource:
                 names[there] = log
 
         await asyncio.gather(*map(name, await LogAdmin(self._store).names()))
-        return tuple(
-            replace(before, name=names.get(before.id, before.name)) if after is None else after
-            for before, after in zip(table.members, found, strict=True)
-        )
+        return names
 
     async def logs(self, table: ColdTable) -> list[LogUnits]:
         """Return what the table's logs have."""
@@ -121,12 +144,13 @@ class ColdLogSource:
         return [each for each in found if each is not None]
 
     async def _deleted(self, one: TableLog) -> LogUnits | None:
-        """Return the folders of a log that was deleted; None once they are known to be empty for good."""
+        """Return the folders of a log that was deleted, those that it borrowed from as well; None once nothing of it is
+        left for good."""
         noted = await self._deletions.log(one.id)
         if noted is None:
             return None
-        folders = tuple(f"{url.rstrip('/')}/" for url, _ in noted.folders)
-        return LogUnits(one.name, one.id, (), frozenset(), folders)
+        urls = (*(url for url, _ in noted.folders), *noted.borrowed)
+        return LogUnits(one.name, one.id, (), frozenset(), tuple(f"{url.rstrip('/')}/" for url in urls), deleted=True)
 
     async def _units(self, one: TableLog) -> LogUnits | None:
         try:

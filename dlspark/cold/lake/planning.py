@@ -43,6 +43,7 @@ class LogUnits:
         units: in order of segments; read after `waiting`, and after the table's head.
         waiting: numbers of segments on the log's own list, hidden ones too.
         gone: of a log that was deleted, the folders that held its files, each with a '/' at its end; it has no units.
+        deleted: whether it was deleted; it may have had no file.
     """
 
     log: str
@@ -50,6 +51,7 @@ class LogUnits:
     units: tuple[ColdUnit, ...]
     waiting: frozenset[int]
     gone: tuple[str, ...] = ()
+    deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ def plan_changes(state: TableState, logs: Sequence[LogUnits], limit: int = 2_000
     more = False
     for one in logs:
         at = before = state.watermarks.get(one.log_id, NOTHING_YET)
-        if one.gone and before < ENDED:
+        if one.deleted and before < ENDED:
             # Also where the table has nothing of it: what is under way to add some depends on the head that moves here.
             replaced.append(Replacement((), None, one.gone))
             at = ENDED

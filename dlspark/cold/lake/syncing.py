@@ -39,7 +39,7 @@ from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_tables import ColdTable, ColdTableStore, check_table
 from metadata.distributedlog.cold_units import ColdUnit, DeletedLog
 from metadata.distributedlog.logs import LogStore
-from metadata.foundation.errors import DistributedLogError, NotAppliedError
+from metadata.foundation.errors import CallerError, DistributedLogError, NotAppliedError
 
 ROUNDS: Final = 12
 """Looks at one table in one sync, beyond those that bring it forward."""
@@ -108,14 +108,18 @@ class TableSync:
         return cls(ColdLogSource(logs), tables, opener=opener, pause_s=pause_s)
 
     async def create(self, table: ColdTable) -> ColdTable:
-        """Declare a table, and make it. After any error it may be called again, and finishes what was begun."""
+        """Declare a table, and make it. After any error it may be called again, and finishes what was begun.
+
+        Raises CallerError also where it is declared already, of logs that had these names and were deleted or renamed.
+        """
         check_table(table)
         columns = await self._logs.columns(table)
         check_names(columns, table.kind)
         async with self._opened(table):
             pass  # before it is declared: a missing extra, or a bad address
         await self._logs.prepare()
-        declared = await self._followed(await self.tables.create(table))
+        declared = await self._followed(await self.tables.create(table), search=True)
+        _refuse_former(table, declared)
         async with self._opened(declared) as target:
             await asyncio.to_thread(target.ensure, columns)
         return declared
@@ -128,19 +132,22 @@ class TableSync:
         finally:
             await asyncio.to_thread(target.close)
 
-    async def sync(self, table: ColdTable) -> TableReport:
-        """Bring one table forward until it lacks nothing. Raises what keeps it from that, after ROUNDS looks."""
+    async def sync(self, table: ColdTable, *, search: bool = False) -> TableReport:
+        """Bring one table forward until it lacks nothing. Raises what keeps it from that, after ROUNDS looks.
+
+        `search`: logs that are not where they were are looked for everywhere, as `LogSource.members` has it.
+        """
         report = TableReport(table.name)
         table = await self.tables.current(table)  # what it says of its logs may be newer than what the caller has
         async with self._opened(table) as target:
-            await self._bring_forward(table, target, report)
+            await self._bring_forward(table, target, report, search)
         return report
 
-    async def _bring_forward(self, table: ColdTable, target: LakeTable, report: TableReport) -> None:
+    async def _bring_forward(self, table: ColdTable, target: LakeTable, report: TableReport, search: bool) -> None:
         failures = 0
         while True:
             try:
-                if await self._one_round(table, target, report):
+                if await self._one_round(table, target, report, search):
                     return
             except (TableMovedError, TableUnclearError, TableUnreachableError):
                 failures += 1
@@ -149,10 +156,10 @@ class TableSync:
                 longest = min(self._pause_s * 2**failures, _LONGEST_PAUSE_S)
                 await asyncio.sleep(self._rng.uniform(longest / 2, longest))
 
-    async def _one_round(self, table: ColdTable, target: LakeTable, report: TableReport) -> bool:
+    async def _one_round(self, table: ColdTable, target: LakeTable, report: TableReport, search: bool) -> bool:
         """Look at the table, and make one commit of what it lacks; True where it lacks nothing."""
         state = await asyncio.to_thread(target.load)
-        table = await self._followed(table)
+        table = await self._followed(table, search)
         logs = await self._logs.logs(table)
         changes = plan_changes(state, logs)
         report.rows, report.files = state.rows, state.files
@@ -166,18 +173,19 @@ class TableSync:
         if not changes:
             return True
         figures = await self._logs.figures(changes)
-        if not await asyncio.to_thread(target.commit, state, changes, figures):
+        applied = await asyncio.to_thread(target.commit, state, changes, figures)
+        if applied is None:
             return True
         report.commits += 1
-        report.added += len(changes.added)
-        report.removed += sum(one.file is None for one in changes.replaced)
-        report.exchanged += sum(one.file is not None for one in changes.replaced)
+        report.added += applied.added
+        report.removed += applied.removed
+        report.exchanged += applied.exchanged
         return False
 
-    async def _followed(self, table: ColdTable) -> ColdTable:
+    async def _followed(self, table: ColdTable, search: bool = False) -> ColdTable:
         """Return the declaration with what its logs are called by now, once it says so."""
         for _ in range(ROUNDS):
-            members = await self._logs.members(table)
+            members = await self._logs.members(table, search=search)
             if members == table.members:
                 return table
             table = await self.tables.follow(table, members)
@@ -213,7 +221,7 @@ class TableSync:
         for table in await self.tables.tables():
             if not any(one.id == log_id or (one.name == log and not one.id) for one in table.members):
                 continue
-            await self.sync(table)
+            await self.sync(table, search=True)
             async with self._opened(table) as target:
                 state = await asyncio.to_thread(target.load)
                 named = await asyncio.to_thread(target.named, leaving)
@@ -230,7 +238,7 @@ class TableSync:
         for table in await self.tables.tables():
             if not any(one.id == log.log_id for one in table.members):
                 continue
-            await self.sync(table)
+            await self.sync(table, search=True)
             async with self._opened(table) as target:
                 state = await asyncio.to_thread(target.load)
             if state.watermarks.get(log.log_id, NOTHING_YET) < ENDED:
@@ -244,7 +252,7 @@ class TableSync:
         """Compare a table with what is cold, file by file; nothing is changed."""
         async with self._opened(table) as target:
             state = await asyncio.to_thread(target.load)
-            table = replace(table, members=await self._logs.members(table))
+            table = replace(table, members=await self._logs.members(table, search=True))
             logs = await self._logs.logs(table)
             named = await asyncio.to_thread(target.named, None)
         report = TableReport(table.name, rows=state.rows, files=state.files)
@@ -267,6 +275,19 @@ class TableSync:
         if not missing and not foreign and state.rows != (rows := sum(expected.values())):
             report.findings.append(f"the table has {state.rows} rows, and its files' units {rows}")
         return report
+
+
+def _refuse_former(wanted: ColdTable, declared: ColdTable) -> None:
+    """Raise CallerError where a declaration is of other logs than those that have their names now."""
+    there = {one.name for one in declared.members if not one.deleted}
+    former = sorted(set(wanted.logs) - there)
+    if former:
+        raise CallerError(
+            f"There is a table {wanted.name}, of logs that were called so and were deleted or renamed since: "
+            f"{', '.join(former)}. What has the name now is another log, and not in it; nothing was changed",
+            advice=f"Declare it under another name, at another place; or forget the former with dlspark cold table "
+            f"drop {wanted.name}, and have the new one at another place: the former table stays where it is",
+        )
 
 
 async def sync_tables(logs: LogStore, *, opener: OpenTable = open_table) -> list[TableReport]:

@@ -53,6 +53,23 @@ class FileFigures:
     columns: pa.Schema
 
 
+@dataclass(frozen=True, slots=True)
+class AppliedChanges:
+    """How many files have come, gone, and come in the place of one that went?"""
+
+    added: int
+    removed: int
+    exchanged: int
+
+    @classmethod
+    def of(cls, changes: TableChanges, gone: Collection[str], come: Collection[ColdFile]) -> AppliedChanges:
+        """Count what changes came to in a table that named `gone`."""
+        exchanged = len(come) - len(changes.added)
+        # Several may have gone for one that has come.
+        replaced = {url for one in changes.replaced if one.file is not None for url in one.gone}
+        return cls(len(changes.added), sum(url not in replaced for url in gone), exchanged)
+
+
 class LakeTable(Protocol):
     """One table. Errors: TableMovedError, TableUnclearError, TableUnreachableError; CallerError for what cannot be."""
 
@@ -65,8 +82,11 @@ class LakeTable(Protocol):
     def evolve(self, state: TableState, columns: pa.Schema) -> bool:
         """Have the table show these columns from the next commit on. True: that was a commit; load it again."""
 
-    def commit(self, state: TableState, changes: TableChanges, figures: Mapping[str, FileFigures]) -> bool:
-        """Apply the changes in one commit that depends on the state's head. False: there was nothing to apply."""
+    def commit(
+        self, state: TableState, changes: TableChanges, figures: Mapping[str, FileFigures]
+    ) -> AppliedChanges | None:
+        """Apply the changes in one commit that depends on the state's head; return what they came to. None: there was
+        nothing to apply."""
 
     def named(self, urls: Collection[str] | None) -> set[str]:
         """Return which of these files the table names, as it was loaded last; None: all that it names."""

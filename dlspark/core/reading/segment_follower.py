@@ -36,6 +36,7 @@ from metadata.foundation.errors import (
     InvariantViolation,
     MetadataUnavailableError,
     NoNodeError,
+    present,
 )
 from metadata.store import SessionState
 from storage_node.errors import DigestError, NoSuchEntryError, NoSuchLedgerError, UnauthorizedAccessError
@@ -112,6 +113,7 @@ class SegmentFollower:
         self._failures = 0
         self._failing_since = 0.0
         self._read_again: tuple[str, int] | None = None  # the damaged row group that was
+        self._damage: DamagedColdFileError | None = None  # of the row group that is to be passed over now
 
     @property
     def _settings(self) -> Settings:
@@ -132,7 +134,9 @@ class SegmentFollower:
                 # The list first: a number that was given again names another ledger, and truncation hides entries (I8).
                 if not await self._owner.still_there(self._segment, self.next_entry):
                     return False
-                if await self._step():
+                if self._damage is not None:
+                    await self._pass_rows(self._damage)
+                elif await self._step():
                     return self.next_entry > 0 or await self._owner.completed(self._segment)
             except NoNodeError as error:
                 await self._owner.ledger_gone(self._segment, self.next_entry, error)
@@ -140,7 +144,7 @@ class SegmentFollower:
             except DigestError as error:
                 await self._damaged(error)
             except DamagedColdFileError as error:
-                await self._damaged_rows(error)
+                self._damaged_rows(error)
             except _FINAL:
                 raise
             except ReadError:
@@ -246,38 +250,55 @@ class SegmentFollower:
         )
         self.next_entry += 1
 
-    async def _damaged_rows(self, error: DamagedColdFileError) -> None:
-        """Pass the entries of a damaged row group over, if settings ask for it and nothing else has them; or raise."""
-        ledger = self._ledger
-        cold = ledger.cold if ledger is not None else None
-        index = error.row_group
+    def _damaged_rows(self, error: DamagedColdFileError) -> None:
+        """Note a damaged row group, to be read again or passed over; raise where settings do not ask for that.
+
+        Nothing is requested here, where a request that fails would not be tried again.
+        """
+        index, ledger = error.row_group, self._ledger
+        found = self._rows_of(ledger, index)
         # Only where it is known which entries are damaged: what a file's footer would say of a whole segment is not.
-        if ledger is None or cold is None or index is None or not self._settings.skip_broken_entries:
-            raise error
-        found = cold.entries_of(index)
-        if found is None or self.next_entry > found.stop - 1:
+        known = ledger is not None and index is not None and found is not None and self.next_entry < found.stop
+        if not known or not self._settings.skip_broken_entries or self._damage is not None:
             raise error
         if self._read_again != (error.url, index):
-            self._read_again = (error.url, index)  # It may have been damaged on its way.
+            self._read_again = (error.url, present(index, "it is known"))  # It may have been damaged on its way.
             return
-        if not await ledger.is_only_in(error):
-            raise error
+        self._damage = error
+
+    @staticmethod
+    def _rows_of(ledger: SegmentLedger | None, index: int | None) -> range | None:
+        """Return which entries have records in a row group of the file that is read; None where that is not known."""
+        cold = ledger.cold if ledger is not None else None
+        return cold.entries_of(index) if cold is not None and index is not None else None
+
+    async def _pass_rows(self, damage: DamagedColdFileError) -> None:
+        """Pass the entries of a row group over that was damaged twice, if nothing else has them; or raise `damage`.
+
+        What it requests may fail, and is tried again like any other: then it begins here again, where it was.
+        """
+        ledger = present(self._ledger, "a row group was damaged in a segment that was not opened")
+        found = self._rows_of(ledger, damage.row_group)
+        if found is None or not await ledger.is_only_in(damage):
+            raise damage
         # What lies before its first record are control records alone, which are in no row group.
         if self.next_entry < found.start and not await self._stream(ledger, found.start - 1, self._window):
             return
         _log.error(
             "log %s: row group %d of %s is damaged: entries %s to %s are skipped (%s)",
             self._owner.name,
-            index,
-            error.url,
+            damage.row_group,
+            damage.url,
             DLSN(self._segment.lssn, self.next_entry, 0),
             DLSN(self._segment.lssn, found.stop - 1, 0),
-            error.message,
+            damage.message,
             extra=self._about(),
         )
         self._owner.measures.alerts.inc()
         while self.next_entry < found.stop:
             await self._pass_over()
+        self._failures = 0
+        self._damage = None
 
     async def _is_broken_everywhere(self, entry_id: int) -> bool:
         """Return whether every storage node of the entry was asked, and each has it damaged or lacks it.

@@ -178,7 +178,10 @@ class SegmentLedger:
             while True:
                 if in_file and not isinstance(error, ObjectNotFoundError | StoreRefusedError):
                     raise error  # The store is out of reach, or the file damaged: the list names none for that.
-                listed = await self._listed(error)
+                try:
+                    listed = await self._listed()
+                except DistributedLogError as second:
+                    raise error from second
                 if in_file:
                     self._check_left(known, listed, next_entry, error)
                 if listed is None or listed.in_progress or _is_truncated(listed):
@@ -200,13 +203,13 @@ class SegmentLedger:
                 return
 
     async def is_only_in(self, damaged: DamagedColdFileError) -> bool:
-        """Return whether the list says by now that the segment's only copy is the damaged file. Raises `damaged` where
-        the list cannot be read."""
-        listed = await self._listed(damaged)
+        """Return whether the list says by now that the segment's only copy is the damaged file. Raises what keeps the
+        list from being read: that says nothing of the file, and may be tried again."""
+        listed = await self._listed()
         file = listed.cold.file if listed is not None and listed.cold is not None and not is_hot(listed) else None
         return file is not None and file.url == damaged.url
 
-    async def _listed(self, error: DistributedLogError) -> SegmentMetadata | None:
+    async def _listed(self) -> SegmentMetadata | None:
         """Return the segment as it is listed by now, behind all that was committed; None where it is off the list."""
         logs, store = self._services.logs, self._services.store
 
@@ -215,12 +218,9 @@ class SegmentLedger:
             found = await listing.read(listed) if listed is not None else None
             return found if found is not None and is_same(found, self.segment) else None
 
-        try:
-            path = (await logs.located(self._log)).ledgers
-            await repeat(store, lambda: store.sync(path))
-            return await logs.ask(self._log, question)
-        except DistributedLogError as second:
-            raise error from second
+        path = (await logs.located(self._log)).ledgers
+        await repeat(store, lambda: store.sync(path))
+        return await logs.ask(self._log, question)
 
     def _check_left(
         self, known: SegmentMetadata, listed: SegmentMetadata | None, next_entry: int, error: DistributedLogError

@@ -12,6 +12,16 @@ from helpers.worlds.memory_cluster import MemoryCluster
 
 from metadata.distributedlog.cold_tables import DELTA, ICEBERG, ColdTable, table_logs
 
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give rounds as long as they take where their number is asked for; each of them still has its own limit."""
+    if config.getoption("--rounds") is not None:
+        for item in items:
+            if item.path.parent == HERE and item.get_closest_marker("torture"):
+                item.add_marker(pytest.mark.timeout(0))
+
 
 @pytest_asyncio.fixture
 async def mover(memory_cluster: MemoryCluster, root: str) -> AsyncIterator[HandMover]:

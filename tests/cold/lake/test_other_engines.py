@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from dlspark.tables.types import LONG, STRING, Field, Schema
 from dlspark.testing.java_process import OutOfReachError, class_path_of
 from metadata.foundation.processes import ending_with_parent
 
+ANSWER_S = 300
+"""For one statement; the first one fetches Iceberg's runtime, and starts a JVM."""
 HERE = Path(__file__).parents[2] / "helpers" / "cold" / "iceberg"
 FLIGHTS = Schema(0, (Field(1, "id", LONG, True), Field(2, "delay", LONG), Field(3, "carrier", STRING)))
 
@@ -42,14 +45,25 @@ class OtherSpark:
             env={**{key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK", "SPARK"))}},
             text=True,
         )
-        self.version = self._answer("ready ")
+        try:
+            self.version = self._answer("ready ")
+        except BaseException:
+            self.stop()
+            raise
 
     def _answer(self, prefix: str) -> str:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(prefix):
-                return line.removeprefix(prefix).strip()
-        raise AssertionError(f"Spark has ended: {Path(self._log.name).read_text('utf-8', 'replace')[-3000:]}")
+        # One that hangs is ended, so that the reading below ends too.
+        watch = threading.Timer(ANSWER_S, self._process.kill)
+        watch.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith(prefix):
+                    return line.removeprefix(prefix).strip()
+        finally:
+            watch.cancel()
+        said = Path(self._log.name).read_text("utf-8", "replace")[-3000:]
+        raise AssertionError(f"Spark has ended, or has not answered within {ANSWER_S} s: {said}")
 
     def ask(self, statement: str):
         """Return the rows of a statement."""
@@ -58,8 +72,12 @@ class OtherSpark:
         return json.loads(self._answer("answer "))
 
     def stop(self) -> None:
-        self._process.communicate(timeout=60)
-        self._log.close()
+        try:
+            self._process.communicate(timeout=60)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._log.close()
 
 
 def lines(first: int, count: int) -> list[bytes]:
@@ -100,6 +118,14 @@ async def test_spark_gets_the_figures_and_may_change_the_table(namespace, mover,
     except OutOfReachError as reason:
         pytest.skip(str(reason))
     print("Spark", spark.version)
+    try:
+        await look_and_change(spark, namespace, mover, sync, table, declaration, written_lines)
+    finally:
+        await asyncio.to_thread(spark.stop)
+
+
+async def look_and_change(spark, namespace, mover, sync, table, declaration, written_lines) -> None:
+    """Ask for figures, and change the table by each kind of statement."""
 
     async def ask(statement: str):
         found = await asyncio.to_thread(spark.ask, statement)
@@ -162,6 +188,9 @@ async def test_spark_gets_the_figures_and_may_change_the_table(namespace, mover,
     assert report.added == 1
     assert (await sync.sync(table)).commits == 0
     assert (await ask(f"SELECT count(*) n, count(DISTINCT id) d FROM {name}")) == [{"n": 3990, "d": 3990}]
-    assert all([one async for one in mover.files.list(f"{mover.files.root}/")])
+    # Not one file of the log is gone, and what the engine has written lies elsewhere.
+    units = [one.value for one in await mover.cold.units("flights")]
+    assert len(units) == 4
+    there = {one.url: one.bytes async for one in mover.files.list(f"{mover.files.root}/")}
+    assert there == {unit.file.url: unit.file.bytes for unit in units}
     assert await payloads(namespace) == [one for part in written_lines for one in part]
-    await asyncio.to_thread(spark.stop)

@@ -183,14 +183,14 @@ class LakeModel:
         """Return the log's id."""
         return "log-id"
 
-    async def members(self, table: ColdTable) -> tuple[TableLog, ...]:
+    async def members(self, table: ColdTable, *, search: bool = False) -> tuple[TableLog, ...]:
         """Return the log, or what was it."""
         return (TableLog("flights", "log-id", self.deleted),)
 
     async def logs(self, table: ColdTable) -> list[LogUnits]:
         """Return the units as they are now."""
         if self.deleted:
-            return [LogUnits("flights", "log-id", (), frozenset(), (self.folder,))]
+            return [LogUnits("flights", "log-id", (), frozenset(), (self.folder,), deleted=True)]
         return [LogUnits("flights", "log-id", tuple(self.units), frozenset())]
 
     async def columns(self, table: ColdTable) -> pa.Schema:

@@ -433,6 +433,7 @@ async def test_a_deleted_logs_files_are_noted_once_and_no_longer_shown(logs, col
         f"{ROOT}/{ids}": {"endpoint": "http://h:1"},
         f"s3://other/{ids}": {"region": "r"},
     }
+    assert note.value.borrowed == ("file:///another/log",)
     assert [one.lssn for one in await logs.segments("log")] == [3, 4, 5, 6, 7]
     for step in (
         cold.copies.begin("log", 4, 4, root="s3://third", worker="w", now_ms=1),

@@ -115,7 +115,9 @@ def test_attempt_log_and_deleted_log_are_these_to_the_letter() -> None:
         "deleted": 9,
         "folders": [{"url": "s3://b/n/l", "options": {"region": "r"}}, {"url": "file:///n/l"}],
     }
-    assert DeletedLog.decode(deleted.encode(), "/d/l") == deleted
+    borrower = replace(deleted, borrowed=("s3://b/n/other",))
+    assert json.loads(borrower.encode())["borrowed"] == ["s3://b/n/other"]
+    assert [DeletedLog.decode(one.encode(), "/d/l") for one in (deleted, borrower)] == [deleted, borrower]
     assert parse_namespace_data(namespace_data("n"), "/p") == "n"
     assert object_name(log, 7, 8, "x") == "n/l/000000000000000007-000000000000000008-x.parquet"
 

@@ -23,10 +23,11 @@ from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.reading.reader_checks import Gap
 from dlspark.core.reading.segment_ledger import SegmentLedger
 from dlspark.errors import AlreadyTruncatedError, DamagedColdFileError, ReadError, SegmentNotFoundError
+from dlspark.objects.errors import unavailable_error
 from dlspark.objects.memory_faults import ObjectFault, StoreCall
 from dlspark.objects.opened_store import ReadPolicy
 from metadata.distributedlog.log_names import LogNotFoundError
-from metadata.foundation.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError, MetadataUnavailableError
 from storage_node.client.reader import LedgerReader
 
 RECORDS = 6
@@ -357,8 +358,9 @@ async def test_a_damaged_file_is_an_error_with_its_place_and_never_data(memory_c
         await (await (await memory_cluster.namespace()).open_log("flights")).first_record()
 
 
-async def damaged_group(memory_cluster, namespace, bucket):
-    """Two cold segments of 100 records in row groups of some, and a hot one; a row group of the first is damaged."""
+async def damaged_group(memory_cluster, namespace, bucket, *, beating=False):
+    """Two cold segments of 100 records in row groups of some, and a hot one; a row group of the first is damaged.
+    `beating`: a control record lies behind each record."""
     mover = HandMover(namespace, bucket.root, memory_cluster.bookies, store=bucket.open(), row_group_bytes=500)
     segments = [[bytes([65 + part]) * 300 for _ in range(100)] for part in range(3)]
     log = await namespace.open_log("flights", {"writerOutputBufferSize": 0})
@@ -366,6 +368,8 @@ async def damaged_group(memory_cluster, namespace, bucket):
         async with await log.open_writer() as writer:
             for number, payload in enumerate(payloads):
                 await writer.write(100 * part + number, payload)
+                if beating:
+                    await writer.heartbeat()
     units = [await mover.move("flights", lssn, lssn) for lssn in (1, 2)]
     url = units[0].value.file.url
     data = bucket.bucket.objects[url]
@@ -432,14 +436,75 @@ async def test_a_row_group_that_was_damaged_on_its_way_is_read_again(memory_clus
     assert (len(found), gaps, len(failed)) == (300, [], 1)
 
 
+@pytest.mark.parametrize("fault", ["metadata", "store"])
+async def test_a_short_outage_while_a_row_group_is_passed_over_is_waited_out(
+    memory_cluster, namespace, bucket, monkeypatch, fault
+):
+    """Both requests that are made then: whether the file is the only copy, and what lies before the first record."""
+    group, url, _ = await damaged_group(memory_cluster, namespace, bucket, beating=True)
+    client = await memory_cluster.namespace(skip_broken_entries=True)
+    log = await client.open_log("flights")
+    left = 3
+    if fault == "metadata":
+        located, only_in = client.services.logs.located, SegmentLedger.is_only_in
+
+        async def away(name):
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                raise MetadataUnavailableError("the list cannot be read at present")
+            return await located(name)
+
+        async def asked(ledger, damaged):
+            with mock.patch.object(client.services.logs, "located", away):
+                return await only_in(ledger, damaged)
+
+        monkeypatch.setattr(SegmentLedger, "is_only_in", asked)
+    else:
+        entries = SegmentLedger.entries
+
+        async def cut_off(ledger, first, last, **window):
+            nonlocal left
+            if last == group.first.entry_id - 1:
+                left -= 1
+                if left >= 0:
+                    raise unavailable_error(url, "return bytes of an object", "connection reset")
+            async for entry in entries(ledger, first, last, **window):
+                yield entry
+
+        monkeypatch.setattr(SegmentLedger, "entries", cut_off)
+    found, gaps = await with_gaps(log)
+    assert left < 0
+    assert client.counters["read-retried"] == 3
+    assert len(found) == 300 - group.records
+    # The control records between its own are lost with it.
+    lost = range(group.first.entry_id, group.last.entry_id + 1)
+    assert gaps == [Gap(DLSN(1, lost.start, 0), len(lost), group.records)]
+
+
+async def test_a_list_that_stays_out_of_reach_is_not_taken_for_damage(memory_cluster, namespace, bucket, monkeypatch):
+    await damaged_group(memory_cluster, namespace, bucket)
+    client = await memory_cluster.namespace(skip_broken_entries=True)
+    log = await client.open_log("flights")
+    monkeypatch.setattr(segment_follower, "GIVE_UP_S", 0.1)
+
+    async def away(ledger):
+        raise MetadataUnavailableError("the list cannot be read")
+
+    monkeypatch.setattr(SegmentLedger, "_listed", away)
+    with pytest.raises(ReadError, match="could not be read for") as caught:
+        await with_gaps(log)
+    assert isinstance(caught.value.__cause__, MetadataUnavailableError)
+
+
 async def test_what_is_damaged_in_a_file_is_not_passed_over_while_ledgers_have_it(memory_cluster, namespace, bucket):
     """A reader is in the file, and the segment is put back meanwhile: its ledger is for the next reader to open."""
     await damaged_group(memory_cluster, namespace, bucket)
     client = await memory_cluster.namespace(skip_broken_entries=True, read_ahead_entries=1, prefetch_entries=1)
     listed = SegmentLedger._listed
 
-    async def restored(ledger, error):
-        found = await listed(ledger, error)
+    async def restored(ledger):
+        found = await listed(ledger)
         return replace(found, cold=replace(found.cold, listed=True))
 
     async with await (await client.open_log("flights")).open_reader() as reader:
