@@ -16,6 +16,13 @@ from metadata.distributedlog.cold_places import ColdFile
 from metadata.foundation.tasks import each
 
 StoreOpener: TypeAlias = Callable[[str, Mapping[str, str]], ObjectStore]
+Place: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
+"""A root with the options that it is opened with: one address may be on several servers."""
+
+
+def place_of(root: str, options: Mapping[str, str]) -> Place:
+    """Return what tells places for files apart."""
+    return root, tuple(sorted(options.items()))
 
 
 class MoverStores:
@@ -27,8 +34,8 @@ class MoverStores:
 
     def __init__(self, opener: StoreOpener | None = None) -> None:
         self._opener = opener or open_store
-        self.owned_until_s: dict[str, float] = {}
-        """By root: until when the mark of the owner need not be looked at again (`owning`)."""
+        self.owned_until_s: dict[Place, float] = {}
+        """By place: until when the mark of the owner need not be looked at again (`owning`)."""
         self._opened: dict[tuple[str, bool, tuple[tuple[str, str], ...]], ObjectStore] = {}
 
     def at(self, address: str, options: Mapping[str, str]) -> ObjectStore:
