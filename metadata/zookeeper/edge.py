@@ -22,8 +22,10 @@ from functools import partial
 from typing import Any, Final, ParamSpec
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.serialization import Exists, GetChildren, GetChildren2
 
 P = ParamSpec("P")
 
@@ -203,3 +205,19 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         self._session_s = connect_ms * len(self.client.hosts) / 1000
         self._edge.silence_limit_s = silence_ms / 1000
         return silence_ms, connect_ms
+
+    def _read_response(self, header: Any, buffer: Any, offset: int) -> Any:
+        """Keep the watch of an answer that is being read while the client is stopped: kazoo passes the answer on, and
+        then leaves the watch out, so that it never heard of the session's end."""
+        request = self.client._pending[0][0]
+        end = super()._read_response(header, buffer, offset)
+        watcher = getattr(request, "watcher", None)
+        if watcher is not None and self.client._stopped.is_set():
+            if isinstance(request, GetChildren | GetChildren2):
+                set_by, watchers = header.err == 0, self.client._child_watchers
+            else:
+                unborn = isinstance(request, Exists) and header.err == NoNodeError.code
+                set_by, watchers = header.err == 0 or unborn, self.client._data_watchers
+            if set_by:
+                watchers[request.path].add(watcher)
+        return end

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.waiting import wait_until
 from helpers.worlds.metadata import Heard, ZooKeeperServer
+from kazoo.client import KazooClient
+from kazoo.protocol.serialization import Exists, GetChildren2, GetData
 
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
 from metadata.retry import reconnected
-from metadata.store import SessionState
+from metadata.store import EventKind, SessionState, WatchEvent
 from metadata.zookeeper.client import MAX_IN_FLIGHT, ZooKeeperStore
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
@@ -69,6 +72,36 @@ async def test_requests_under_way_are_answered_before_a_close(zookeeper: Embedde
     await asyncio.gather(store.close(), store.close())
     results = await asyncio.gather(*requests, return_exceptions=True)
     assert all(not isinstance(result, BaseException) for result in results)
+
+
+@pytest.mark.parametrize("asked", ["get", "exists", "children"])
+async def test_a_watch_whose_answer_is_read_while_the_store_closes_hears_of_the_end(
+    zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """kazoo passes the answer on, and leaves the watch out of its lists once it was told to stop."""
+    loop = asyncio.get_running_loop()
+    store = await ZooKeeperStore.connect(zookeeper.address)
+    stopping: list[KazooClient] = []
+    closing: list[asyncio.Task[None]] = []
+
+    def noted_stop(client: KazooClient, stop: Callable[[KazooClient], None] = KazooClient.stop) -> None:
+        stopping.append(client)
+        stop(client)
+
+    request = {"get": GetData, "exists": Exists, "children": GetChildren2}[asked]
+    decode = request.deserialize
+
+    def read_late(*given: object) -> object:
+        loop.call_soon_threadsafe(lambda: closing.append(loop.create_task(store.close())))
+        wait_until(lambda: bool(stopping) and stopping[0]._stopped.is_set())
+        return decode(*given)
+
+    monkeypatch.setattr(KazooClient, "stop", noted_stop)
+    monkeypatch.setattr(request, "deserialize", staticmethod(read_late))
+    heard = Heard()
+    await getattr(store, asked)("/", heard)
+    await closing[0]
+    assert heard.items == [WatchEvent(EventKind.SESSION, "/")]
 
 
 async def test_a_silent_server_does_not_hold_up_close(zookeeper: EmbeddedZooKeeper) -> None:
