@@ -165,10 +165,20 @@ class FreshnessRun:
         directory: for files, tables and checkpoints; made by this.
         logs: what is written, and how.
         every_s: between two batches of a log.
+        late_s: how long is waited for what has been written; twice the longest freshness unless given.
+        files: how many files each table has before writing ends, however long that takes; `late_s` more at most.
     """
 
     def __init__(
-        self, cluster: Cluster, spark: SparkSession, directory: Path, logs: Sequence[FreshLog], every_s: float
+        self,
+        cluster: Cluster,
+        spark: SparkSession,
+        directory: Path,
+        logs: Sequence[FreshLog],
+        every_s: float,
+        *,
+        late_s: float | None = None,
+        files: int = 0,
     ) -> None:
         self.logs = logs
         self._uri = cluster.uri
@@ -176,6 +186,8 @@ class FreshnessRun:
         self._directory = directory
         self._place = ColdPlace(directory / "cold")
         self._every_s = every_s
+        self._late_s = 2 * max(one.freshness_s for one in logs) if late_s is None else late_s
+        self._files = files
         self._queries: dict[str, StreamingQuery] = {}
         self._looks: dict[str, int | None] = {}
 
@@ -190,8 +202,7 @@ class FreshnessRun:
             stack.enter_context(mover(self._uri, self._place))
             with self._writing():
                 self._look_on(catalog, seconds, report)
-            late_s = 2 * max(one.freshness_s for one in self.logs)
-            deadline = time.monotonic() + late_s
+            deadline = time.monotonic() + self._late_s
             while any(one.missing for one in self.logs) and time.monotonic() < deadline:
                 self._look(catalog)
                 time.sleep(LOOK_S)
@@ -286,7 +297,7 @@ class FreshnessRun:
         """Look for so many seconds from when each log has a batch, or cannot have any."""
         reported = time.monotonic()
         end, latest = float("inf"), reported + START_S
-        while (now := time.monotonic()) < end:
+        while (now := time.monotonic()) < end or (now < end + self._late_s and self._wants_files()):
             if end == float("inf"):
                 self._take_acknowledgements()
                 if all(one.acknowledged or one.failure for one in self.logs) or now > latest:
@@ -300,6 +311,9 @@ class FreshnessRun:
                 if report is not None:
                     write_report(report, self.logs)
             time.sleep(max(0.0, LOOK_S - (time.monotonic() - now)))
+
+    def _wants_files(self) -> bool:
+        return any(len(one.files) < self._files and not one.failure for one in self.logs)
 
     def _look(self, catalog: Catalog) -> None:
         from sqlalchemy.exc import OperationalError

@@ -82,15 +82,30 @@ def object_server(directory: Path) -> Iterator[ObjectServer]:
         process = subprocess.Popen(
             ending_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory
         )
-    os.environ.update(
-        {"AWS_ACCESS_KEY_ID": _KEY, "AWS_SECRET_ACCESS_KEY": _SECRET, "AWS_EC2_METADATA_DISABLED": "true"}
-    )
     try:
-        server = ObjectServer(f"http://127.0.0.1:{ports['s3.port']}")
-        _make_bucket(server.endpoint, process)
-        yield server
+        with _environment(
+            {"AWS_ACCESS_KEY_ID": _KEY, "AWS_SECRET_ACCESS_KEY": _SECRET, "AWS_EC2_METADATA_DISABLED": "true"}
+        ):
+            server = ObjectServer(f"http://127.0.0.1:{ports['s3.port']}")
+            _make_bucket(server.endpoint, process)
+            yield server
     finally:
         end_processes([process])
+
+
+@contextmanager
+def _environment(given: Mapping[str, str]) -> Iterator[None]:
+    """Have variables in this process's environment, and in that of processes that it starts; then what was there."""
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _make_bucket(endpoint: str, process: subprocess.Popen[bytes]) -> None:

@@ -107,7 +107,8 @@ def test_a_writer_s_batches_are_all_seen_in_its_table_once(tmp_path: Path) -> No
     log = FreshLog(WRITER, 3)
     with Cluster(tmp_path / "cluster") as cluster:
         none = cast("SparkSession", None)  # nothing but queries needs it
-        FreshnessRun(cluster, none, tmp_path / "run", [log], 0.5).run(6.0, tmp_path / "report.json")
+        run = FreshnessRun(cluster, none, tmp_path / "run", [log], 0.5, late_s=60.0, files=2)
+        run.run(1.5, tmp_path / "report.json")
     assert len(log.acknowledged) >= 3
     assert not log.missing
     assert not log.wrong

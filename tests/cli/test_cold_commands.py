@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typer.testing import CliRunner
 
 from dlspark.cli.main import app
 from dlspark.core.sync.namespace import Namespace
+from dlspark.core.sync.readers import LogReader
 from dlspark.sandbox.sandbox import Sandbox
+from metadata.foundation.errors import CallerError
 
 pytestmark = pytest.mark.processes
 
@@ -131,6 +134,48 @@ def test_without_a_place_there_is_no_owner_to_show(cold_sandbox):
     done = CliRunner().invoke(app, ("cold", "owner"), env={"DLSPARK_URI": cold_sandbox.uri})
     assert done.exit_code == 1
     assert "there is no place for files" in done.stderr
+
+
+def _in_child(
+    sandbox: Sandbox, inherited: Namespace, reader: LogReader, said: multiprocessing.SimpleQueue[str]
+) -> None:
+    for call in (lambda: inherited.open_log("forked"), reader.read_next):
+        try:
+            call()
+        except CallerError as error:
+            said.put(type(error).__name__)
+        else:
+            said.put("done")
+    said.put(b" ".join(_read(sandbox, "forked", 40)).decode())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_is_refused_what_its_parent_has_open_and_reads_files_by_itself(cold_sandbox):
+    _write(cold_sandbox, "forked", 3)
+    _run(cold_sandbox, "move", "forked", "--all")
+    _write(cold_sandbox, "forked", 1, first=3)
+    moved = _run(cold_sandbox, "move", "forked", "--all", "--set", "coldHotRetentionSeconds=0")
+    assert [(one["first"], one["last"]) for one in moved["hot_deleted"]] == [(1, 3)]
+    written = [f"{segment}/{number}" for segment in range(4) for number in range(10)]
+    with (
+        Namespace.open(cold_sandbox.uri) as namespace,
+        namespace.open_log("forked") as log,
+        log.open_reader() as reader,
+    ):
+        before = [bytes(reader.read_next().payload).decode() for _ in range(5)]  # in the middle of a file
+        context = multiprocessing.get_context("fork")
+        said = context.SimpleQueue()
+        child = context.Process(target=_in_child, args=(cold_sandbox, namespace, reader, said))
+        child.start()
+        try:
+            child.join(60)
+            assert child.exitcode == 0, "it failed, or hangs"
+        finally:
+            child.kill()
+            child.join()
+        assert [said.get(), said.get(), said.get().split()] == ["OpenedElsewhereError"] * 2 + [written]
+        assert before + [bytes(reader.read_next().payload).decode() for _ in range(35)] == written
+        assert _read(cold_sandbox, "forked", 40) == [one.encode() for one in written]
 
 
 def test_a_detached_sandbox_says_where_the_settings_of_writers_are(tmp_path, monkeypatch):

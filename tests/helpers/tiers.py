@@ -1,6 +1,6 @@
 """The two tiers of the tests: `make test` runs the first, `make check` then the second, `make unit` both.
 
-The first has every pure test, the simulation, and each real part (storage nodes, Spark, proxies, Java, the command
+The first has nearly every pure test, the simulation, and each real part (storage nodes, Spark, proxies, Java, the command
 line) at work once: what a newcomer runs. `second_tier.txt` lists the others: in each line a file, a single test, or the
 tests of a file with one parameter, `file::[parameter]`. What is not listed is in the first.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -46,16 +45,13 @@ def spark(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
     `plain_format` is how it reads without the jar.
     """
-    os.environ["PYSPARK_PYTHON"] = sys.executable
     from helpers.cold.servers import KEYS
     from pyspark.sql import SparkSession
-
-    os.environ.update(KEYS)  # The workers' environment is the JVM's, and that is what it was when it started.
 
     from dlspark.spark import catalog_jar
 
     place = tmp_path_factory.mktemp("spark")
-    session = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .appName("dlspark tests")
         .config("spark.distributedlog.uri", sandbox.uri)
@@ -67,10 +63,14 @@ def spark(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         .config("spark.sql.warehouse.dir", str(place / "warehouse"))
         .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
-        .getOrCreate()
     )
-    yield session
-    session.stop()
+    with pytest.MonkeyPatch.context() as environment:
+        # The workers' environment is the JVM's, and that is what it was when it started.
+        for name, value in {"PYSPARK_PYTHON": sys.executable, **KEYS}.items():
+            environment.setenv(name, value)
+        session = builder.getOrCreate()
+        yield session
+        session.stop()
 
 
 @pytest.fixture(scope="session")

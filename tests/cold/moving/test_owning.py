@@ -138,6 +138,35 @@ async def test_who_takes_over_goes_on_and_the_former_owner_is_refused_soon(world
     assert len(done.problems) == 1
 
 
+async def test_what_was_seen_some_seconds_ago_does_not_allow_a_deletion(world, clone):
+    first, second = await cloned(world, clone)
+    world.clock.moment_ms += 25 * 3_600_000
+    stores, cold = MoverStores(world.open_store), ColdStore(first.services.logs)
+    await first.delete_log("log")
+    (note,) = await cold.deleted_logs()
+    await check_owner(first.services, cold, stores, ROOT, {})
+    await take_over_place(second.services, ColdStore(second.services.logs), MoverStores(clone.open_store), ROOT, {})
+    before = dict(world.bucket.objects)
+    await check_owner(first.services, cold, stores, ROOT, {})  # it has just looked
+    swept = await sweep_deleted_log(first.services, cold, stores, note)
+    assert (swept.objects, len(swept.foreign)) == ([], 1)
+    assert dict(world.bucket.objects) == before
+    with pytest.raises(PlaceOwnedElsewhereError):
+        await check_owner(first.services, cold, stores, ROOT, {})  # it knows now
+
+
+async def test_one_address_on_two_servers_is_two_places(world, clone):
+    first, second = await cloned(world, clone)
+    cold = ColdStore(first.services.logs)
+    await take_over_place(second.services, ColdStore(second.services.logs), MoverStores(clone.open_store), ROOT, {})
+    servers = {"old": world, "new": MovingWorld()}
+    stores = MoverStores(lambda address, options: servers[options["endpoint"]].open_store(address))
+    await check_owner(first.services, cold, stores, ROOT, {"endpoint": "new"})
+    with pytest.raises(PlaceOwnedElsewhereError):
+        await check_owner(first.services, cold, stores, ROOT, {"endpoint": "old"})
+    await check_owner(first.services, cold, stores, ROOT, {"endpoint": "new"})
+
+
 async def test_a_file_that_was_due_stays_where_another_one_has_taken_over(world, clone):
     """Below a root that settings do not name any more, so the pass itself goes on."""
     first, second = await cloned(world, clone)
@@ -299,21 +328,6 @@ async def test_two_fresh_stores_that_did_the_same_are_two_owners(world, clone):
         found.append(owner.split("-"))
     assert found[0][0] == found[1][0], "this test needs them to be the same"
     assert found[0][1] != found[1][1]
-
-
-async def test_one_address_on_two_servers_is_two_places(world):
-    namespace = await world.namespace()
-    cold, asked = ColdStore(namespace.services.logs), []
-
-    def opened(address, options=None):
-        asked.append(dict(options or {}))
-        return world.open_store(address)
-
-    stores = MoverStores(opened)
-    for server in ("a", "b", "a"):
-        await check_owner(namespace.services, cold, stores, ROOT, {"endpoint": server})
-    assert asked == [{"endpoint": "a"}, {"endpoint": "b"}]
-    assert len(stores.owned_until_s) == 2
 
 
 async def test_an_adopted_file_lies_in_a_folder_of_its_own_and_is_not_asked_for(world):

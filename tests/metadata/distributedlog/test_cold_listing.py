@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from dataclasses import replace
 
@@ -179,6 +180,8 @@ async def test_units_and_logs_that_are_gone_take_no_room(tree: MemoryTree) -> No
 @pytest.mark.parametrize(("units", "segments"), [(500, 1), (50, 10), (2, 500)])
 def test_what_units_are_taken_to_weigh_is_about_what_they_do(units: int, segments: int) -> None:
     encoded = [unit(1 + index * segments, segments).encode() for index in range(units)]
+    ColdUnit.decode(encoded[0], "/p")  # what the interpreter keeps of the first time is not the units'
+    gc.collect()
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -187,4 +190,5 @@ def test_what_units_are_taken_to_weigh_is_about_what_they_do(units: int, segment
     finally:
         tracemalloc.stop()
     taken = len(held) * (cold_listing.UNIT_BYTES + cold_listing.SEGMENT_BYTES * segments)
-    assert 0.7 < taken / weighed < 1.5, (taken, weighed)
+    # Strings and numbers weigh something else in each Python (a string 8 bytes less from 3.12 on).
+    assert 0.7 < taken / weighed < 2, (taken, weighed)
