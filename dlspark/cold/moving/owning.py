@@ -43,7 +43,8 @@ _logger = logging.getLogger(__name__)
 OWNED_FOR_S: Final = 30.0
 """A process that has seen its own mark looks again after so long, and before it deletes."""
 _FOLDER: Final = "owner"
-_MARK: Final = re.compile(r"(?P<number>[0-9]{6})-(?P<owner>[0-9a-f]{1,16}-[0-9a-f]{1,16})")
+_MARK: Final = re.compile(r"(?P<number>[0-9]{6})-(?P<owner>[0-9a-f-]+)")
+"""The owner in whatever form: one that is not ours is another."""
 _ADVICE: Final = (
     "If this namespace is a copy, give it another coldStoragePath before it moves anything. If the other one is gone "
     "for good, for example after its znodes were brought back by a copy, run dlspark cold owner --take-over here"

@@ -318,6 +318,15 @@ async def test_two_that_make_the_first_mark_at_once_are_both_refused_until_one_t
         await check_owner(second.services, copy, MoverStores(world.open_store), ROOT, {})
 
 
+async def test_a_mark_that_names_an_owner_in_another_way_is_anothers(world):
+    """As other releases may: it is not passed over."""
+    namespace = await world.namespace()
+    cold = ColdStore(namespace.services.logs)
+    await put(world.open_store(ROOT), f"{ROOT}/{await cold.namespace_id()}/owner/000001-abc", b"{}")
+    with pytest.raises(PlaceOwnedElsewhereError, match="owner abc"):
+        await check_owner(namespace.services, cold, MoverStores(world.open_store), ROOT, {})
+
+
 async def test_two_fresh_stores_that_did_the_same_are_two_owners(world, clone):
     """The number of a transaction is a counter: a script that copies znodes brings it to the same value each time."""
     clone.cluster.tree._now_ms = world.clock.now_ms
