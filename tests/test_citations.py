@@ -147,6 +147,20 @@ def test_links_within_pages_and_figures_in_brackets_are_left_alone(tmp_path: Pat
     assert len(dead_citations("made/up.py", "# 18.2 MB/s (29.2)\n")) == 1, "in a comment it stands for a section"
 
 
+def test_what_a_release_joins_into_the_change_log_links_from_there(tmp_path: Path) -> None:
+    changes = tmp_path / "docs" / "changes"
+    changes.mkdir(parents=True)
+    (tmp_path / "docs" / "there.md").touch()
+    for name, target, broken in (
+        ("one.added.md", "docs/there.md", False),
+        ("two.added.md", "../there.md", True),
+        ("README.md", "../there.md", False),
+    ):
+        page = changes / name
+        page.write_text(f"[there]({target})\n")
+        assert bool(dead_citations(str(page), page.read_text())) == broken, name
+
+
 def test_comments_on_lines_that_follow_each_other_are_one_text() -> None:
     found = list(pieces("made/up.py", "# one\n# two\nx = 1  # three\n\n# four\n"))
     assert [(piece.line, piece.text) for piece in found] == [(1, " one\n two\n three"), (5, " four")]

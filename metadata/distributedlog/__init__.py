@@ -9,6 +9,7 @@ cold_units, cold_places what znodes say of segments that lie in files, and where
 cold_store, cold_steps  the steps of segments into files and out; cold_deletions: what deleted logs have left
 cold_returns            segments that come back from files onto the list
 cold_listing            what readers see: the list, and before it what lies in files alone
+cold_kept               units with their versions, for who takes steps, without reading all of them each time
 producer_segments       which segments say what a log knows of its producers, and how often it lost that
 locks, owner_names      the writer's lock; the kind of its owner, by the name
 allocators              ledgers that were created ahead

@@ -22,7 +22,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_units import ColdLog, ColdUnit, parse_unit_name, unit_name
@@ -52,7 +52,7 @@ SEGMENT_BYTES: Final = 600
 _LOG: Final = logging.getLogger(__name__)
 
 
-class _KeptUnit(NamedTuple):
+class _ReadUnit(NamedTuple):
     unit: ColdUnit
     creation: int
     generation: int
@@ -60,10 +60,30 @@ class _KeptUnit(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return UNIT_BYTES + SEGMENT_BYTES * len(self.unit.segments)
+        return kept_bytes(self.unit)
 
 
-class _KeptUnits:
+class KeptUnit(Protocol):
+    """What is kept of a unit, with what its keeper knows of it?"""
+
+    @property
+    def unit(self) -> ColdUnit:
+        """The unit."""
+
+    @property
+    def bytes(self) -> int:
+        """About the memory that it takes."""
+
+
+K = TypeVar("K", bound=KeptUnit)
+
+
+def kept_bytes(unit: ColdUnit) -> int:
+    """Return about the memory of a unit."""
+    return UNIT_BYTES + SEGMENT_BYTES * len(unit.segments)
+
+
+class KeptUnits(Generic[K]):
     """Which units need not be read again? Of all logs of a namespace; those of logs used longest ago go first.
 
     A log that has no room by itself keeps what it has: of one that is read from its beginning again and again, whatever
@@ -71,11 +91,11 @@ class _KeptUnits:
     """
 
     def __init__(self) -> None:
-        self._logs: OrderedDict[str, dict[str, _KeptUnit]] = OrderedDict()
+        self._logs: OrderedDict[str, dict[str, K]] = OrderedDict()
         self.bytes = 0
         """About the memory of what is kept."""
 
-    def get(self, log: str, name: str) -> _KeptUnit | None:
+    def get(self, log: str, name: str) -> K | None:
         """Return a unit by the name of its znode."""
         units = self._logs.get(log)
         if units is None:
@@ -83,7 +103,7 @@ class _KeptUnits:
         self._logs.move_to_end(log)
         return units.get(name)
 
-    def keep(self, log: str, kept: _KeptUnit) -> None:
+    def keep(self, log: str, kept: K) -> None:
         """Keep a unit, if there is room or another log makes room."""
         units = self._logs.setdefault(log, {})
         self._logs.move_to_end(log)
@@ -107,7 +127,7 @@ class _KeptUnits:
         """Forget all units of a log."""
         self.bytes -= sum(one.bytes for one in self._logs.pop(log, {}).values())
 
-    def _drop(self, units: dict[str, _KeptUnit], name: str) -> None:
+    def _drop(self, units: dict[str, K], name: str) -> None:
         before = units.pop(name, None)
         self.bytes -= before.bytes if before is not None else 0
 
@@ -122,7 +142,7 @@ class ColdLister:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._known: set[str] = set()
-        self._kept = _KeptUnits()
+        self._kept: KeptUnits[_ReadUnit] = KeptUnits()
 
     async def names(self, paths: LogPaths, watch: Watcher | None = None) -> ColdNames | None:
         """Return which units there are; None for a log that never had one. Nothing is repeated here.
@@ -183,11 +203,11 @@ class ColdLister:
         unit = ColdUnit.decode(data, path)
         if (unit.first, unit.last) != (first, last):
             raise CorruptDataError(f"it says that it has segments {unit.first} to {unit.last}", path=path)
-        self._kept.keep(paths.cold, _KeptUnit(unit, names.stat.czxid, names.log.generation, names.stat.version))
+        self._kept.keep(paths.cold, _ReadUnit(unit, names.stat.czxid, names.log.generation, names.stat.version))
         return unit
 
 
-def _is_right(kept: _KeptUnit, names: ColdNames, listed: bool) -> bool:
+def _is_right(kept: _ReadUnit, names: ColdNames, listed: bool) -> bool:
     if kept.creation != names.stat.czxid or not names.log.same_since(kept.generation, kept.unit.first):
         return False  # of another log of that name, or of a file that may be another one by now
     return listed or kept.unit.state is not UnitState.FINISHED or kept.version == names.stat.version

@@ -50,13 +50,18 @@ class ColdSteps:
         found = await self.get(path)
         return None if found is None else Versioned(ColdUnit.decode(found.value, path), found.version)
 
-    async def all(self, parent: str, decode: Callable[[bytes, str], T]) -> list[Versioned[T]]:
-        """Return what the units or attempts below `parent` say, oldest segments first."""
+    async def all(
+        self, parent: str, decode: Callable[[bytes, str], T], *, before: int | None = None
+    ) -> list[Versioned[T]]:
+        """Return what the units or attempts below `parent` say, oldest segments first; `before`: those alone that begin
+        with an older segment than this one."""
         try:
             names, _ = await repeat(self._store, lambda: self._store.children(parent))
         except NoNodeError:
             return []
-        paths = [join(parent, name) for name in names if parse_unit_name(name) is not None]  # sorted, of equal length
+        # Sorted, of equal length.
+        found_names = [(name, numbers) for name in names if (numbers := parse_unit_name(name)) is not None]
+        paths = [join(parent, name) for name, numbers in found_names if before is None or numbers[0] < before]
         read: list[Versioned[T]] = []
         for start in range(0, len(paths), _READS_AT_ONCE):
             some = paths[start : start + _READS_AT_ONCE]

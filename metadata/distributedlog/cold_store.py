@@ -233,8 +233,7 @@ class ColdStore:
                 raise kept_error(
                     name, unit.value, f"segment {listing[0].lssn} is on the list", "Delete hot copies first"
                 )
-            older = [one for one in await self.units(name) if one.value.first < unit.value.first]
-            for one in older:
+            for one in await self._steps.all(paths.cold_units, ColdUnit.decode, before=unit.value.first):
                 if one.value.state is not UnitState.COLD_DELETE_STARTED:
                     raise kept_error(name, unit.value, f"unit {one.value.name} is older", "Files go oldest first")
             after = replace(unit.value, state=UnitState.COLD_DELETE_STARTED)

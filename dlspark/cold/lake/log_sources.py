@@ -15,6 +15,7 @@ from dlspark.cold.lake.targets import FileFigures
 from dlspark.core.cold.reading.cold_files import shared_cold_files
 from dlspark.tables.declaration import Declaration
 from metadata.distributedlog.cold_deletions import DeletedLogs
+from metadata.distributedlog.cold_kept import UnitKeeper
 from metadata.distributedlog.cold_places import ColdFile
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.cold_tables import ColdTable, TableLog
@@ -55,6 +56,7 @@ class ColdLogSource:
     def __init__(self, logs: LogStore) -> None:
         self._store = logs
         self._cold = ColdStore(logs)
+        self._keeper = UnitKeeper(logs.store)
         self._deletions = DeletedLogs(logs.store, logs.namespace_path)
         self._schemas = SchemaStore(logs)
         self._figures: dict[str, FileFigures] = {}
@@ -130,9 +132,15 @@ class ColdLogSource:
         try:
             # The list before the units: a segment is always in one of the two.
             hot = await self._store.hot_segments(one.name)
-            units = tuple(unit.value for unit in await self._cold.units(one.name))
+            paths = await self._store.located(one.name)
+            seen = await self._keeper.log(paths)
+            if seen is None:
+                return None
+            # All that were marked COLD_DELETE_STARTED by now are read so. Whether the hot copies of one are gone does
+            # not matter to a table.
+            units = tuple(unit.value for unit in await self._keeper.units(paths, seen))
             # Last: what was read before may be of another log, which has come to have this name.
-            if await self.log_id(one.name) != one.id:
+            if seen.log.value.log_id != one.id or await self.log_id(one.name) != one.id:
                 return None
         except LogNotFoundError:
             return None

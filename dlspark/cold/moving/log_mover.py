@@ -34,6 +34,7 @@ from dlspark.core.write_lock import release
 from dlspark.errors import DamagedColdFileError
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_places import UnitState
+from metadata.distributedlog.cold_steps import ColdMovedError
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.cold_units import ColdUnit
 from metadata.distributedlog.locks import DistributedLock, OwnershipAcquireFailedError
@@ -315,6 +316,8 @@ class LogMover:
             (done.replaced_deleted if ours else done.left).append(old.url)
 
     def _failed(self, done: MoverPass, doing: str, error: DistributedLogError | None) -> None:
+        if error is None or isinstance(error, ColdMovedError):
+            self._pictures.forget()  # also what was changed by hand, which nothing tells of, is read with the next look
         said = str(error) if error is not None else "another worker was faster"
         done.problems.append(f"could not {doing}: {said}")
         self._services.meter.root.cold_failures.inc()

@@ -7,54 +7,14 @@ import tracemalloc
 from dataclasses import replace
 
 import pytest
+from helpers.cold.unit_znodes import ROOT, add, cold_log, copy_segment, log_store, unit
 
 from metadata.distributedlog import cold_listing, cold_units
-from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_store import ColdStore
-from metadata.distributedlog.cold_units import ColdLog, ColdSegment, ColdUnit, unit_name
+from metadata.distributedlog.cold_units import ColdLog, ColdUnit
 from metadata.distributedlog.logs import LogStore
-from metadata.distributedlog.segments import SegmentMetadata
-from metadata.store import Create, SetData
-from metadata.zookeeper.memory import MemoryStore, MemoryTree
-
-ROOT = "s3://bucket/cold"
-
-
-def segment(lssn: int) -> SegmentMetadata:
-    base = SegmentMetadata(ledger_id=1_000_000 + lssn, lssn=lssn, first_txid=lssn * 10, last_txid=lssn * 10 + 9)
-    return replace(base, record_count=3, last_entry=2, last_slot=0, start_sequence_id=(lssn - 1) * 3)
-
-
-def unit(first: int, segments: int) -> ColdUnit:
-    attempt = f"{first:032x}"
-    url = f"{ROOT}/{'n' * 32}/{'l' * 32}/{unit_name(first, first + segments - 1)}-{attempt}.parquet"
-    file = ColdFile(url, 4_000_000 + first, attempt * 2, attempt[::-1] * 2, 3 * segments, 3 * segments, {"region": "r"})
-    parts = tuple(ColdSegment(segment(first + index), 3 * index, 3, 5_000_000) for index in range(segments))
-    return ColdUnit(UnitState.HOT_DELETED, attempt, parts, file, 1_764_300_000_000, 1_764_300_000_000)
-
-
-async def cold_log(tree: MemoryTree, units: int, segments: int, name: str = "log") -> LogStore:
-    """A log with so many units of so many segments each, and two hot segments behind them."""
-    logs = await log_store(tree)
-    await logs.create(name)
-    await ColdStore(logs).ensure(name)
-    paths = logs.paths(name)
-    for first in range(0, units, 100):
-        some = [unit(1 + index * segments, segments) for index in range(first, min(first + 100, units))]
-        await logs.store.multi([Create(f"{paths.cold_units}/{one.name}", one.encode()) for one in some])
-    await add(logs, units * segments + 1, units * segments + 2, name=name)
-    return logs
-
-
-async def log_store(tree: MemoryTree) -> LogStore:
-    store = MemoryStore(tree)
-    if await store.exists("/ns") is None:
-        await store.create("/ns")
-    return LogStore(store, "/ns")
-
-
-async def add(logs: LogStore, *numbers: int, name: str = "log") -> None:
-    await logs.store.multi([Create(logs.paths(name).segment(segment(n)), segment(n).encode()) for n in numbers])
+from metadata.store import SetData
+from metadata.zookeeper.memory import MemoryTree
 
 
 class Reader:
@@ -91,10 +51,7 @@ async def test_a_log_that_has_one_more_segment_is_asked_for_that_one(
     # A new segment on the list, and the one before it goes into a file.
     await add(logs, newest + 2)
     cold = ColdStore(logs)
-    attempt = await cold.copies.begin("log", newest, newest, root=ROOT, worker="w", now_ms=1)
-    parts = [ColdSegment(segment(newest), 0, 3, 50)]
-    file = ColdFile(attempt.value.url, 10, "aa", "bb", 3, 3)
-    await cold.delete_hot("log", await cold.copies.finish("log", attempt, parts, file, now_ms=2), now_ms=3)
+    await cold.delete_hot("log", await copy_segment(logs, newest), now_ms=3)
 
     assert await reader.units_asked() == [newest]
     assert [one.lssn for one in reader.found] == list(range(1, newest + 3))
