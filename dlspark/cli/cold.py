@@ -133,6 +133,7 @@ def _pass_fields(name: str, done: MoverPass) -> dict[str, Json]:
         "hot_deleted": [{"first": unit.first, "last": unit.last} for unit in done.hot_deleted],
         "cold_deleted": [{"first": unit.first, "last": unit.last} for unit in done.cold_deleted],
         "replaced_deleted": list(done.replaced_deleted),
+        "left": list(done.left),
         "problems": list(done.problems),
         "next_ms": done.next_ms,
     }
@@ -149,6 +150,7 @@ def _pass_lines(name: str, done: MoverPass) -> list[str]:
     lines += [f"segments {unit.first} to {unit.last} are no longer hot" for unit in done.hot_deleted]
     lines += [f"segments {unit.first} to {unit.last} were deleted" for unit in done.cold_deleted]
     lines += [f"{url} was deleted, another file has taken its place" for url in done.replaced_deleted]
+    lines += [f"{url} stays: its place belongs to another ZooKeeper's copy of this namespace" for url in done.left]
     return [*lines, *done.problems] or ["nothing is due"]
 
 
@@ -339,5 +341,8 @@ async def sweep(
     lines = [*(f"deleted {url}" for url in swept.objects), *(f"ended the upload of {url}" for url in swept.uploads)]
     lines += [f"nothing is left of the deleted log {log}" for log in swept.logs]
     lines += [f"kept {url}: no mark names it, and no other file that is there has its records" for url in swept.kept]
+    lines += [
+        f"{url} was not swept: its place belongs to another ZooKeeper's copy of this namespace" for url in swept.foreign
+    ]
     at.result({**asdict(swept), "failed": failed}, lines or ["there is nothing to sweep"])
     exit_with(failed=failed)

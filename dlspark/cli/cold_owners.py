@@ -25,7 +25,8 @@ async def owner(
     no mover or sweep of this one touches.
 
     A namespace whose znodes were copied into another ZooKeeper has the first one's id and so its folder; only one of
-    the two may move and delete there. --take-over is for the one that is left.
+    the two may move and delete there. --take-over is for the one that is left. Each former coldStoragePath that has
+    files has an owner of its own: ask for it with --set coldStoragePath=...
     """
     from dlspark.cold.moving.owning import owner_of, take_over_place
     from dlspark.cold.moving.stores import MoverStores
@@ -51,7 +52,13 @@ async def owner(
             await stores.close()
     ours = found is not None and found.owner == mine
     at.result(
-        {"folder": folder, "this": mine, "owner": found.owner if found is not None else None, "ours": ours},
+        {
+            "folder": folder,
+            "this": mine,
+            "owner": found.owner if found is not None else None,
+            "ours": ours,
+            "disputed": found is not None and found.owner is None,
+        },
         _owner_text(folder, found, mine),
     )
     exit_with(attention=found is not None and not ours)
@@ -62,4 +69,9 @@ def _owner_text(folder: str, found: OwnerMark | None, mine: str) -> str:
         return f"{folder} has no owner yet: the first mover makes this namespace its owner"
     if found.owner == mine:
         return f"{folder} is this namespace's"
+    if found.owner is None:
+        return (
+            f"{folder} is nobody's: two copies of this namespace claimed it at the same time (this one is {mine}). "
+            "Neither moves or deletes there until one of them runs --take-over"
+        )
     return f"{folder} belongs to another ZooKeeper's copy of this namespace (owner {found.owner}; this one is {mine})"

@@ -50,15 +50,18 @@ class DeletedLogs:
         return self._id
 
     async def owner(self, new_id: Callable[[], str]) -> tuple[str, str]:
-        """Return the namespace's id, and the transaction that made its znode, in hexadecimal digits: that is another
-        one in a copy of it. Raises CorruptDataError."""
+        """Return the namespace's id, and the transaction that made its znode with its moment, both in hexadecimal
+        digits: these are others in a copy of it, and the same in a store that was put back from its own snapshots.
+        Raises CorruptDataError."""
+        # Both: transactions are counted from the store's beginning, so two fresh stores that one script copied into
+        # have the same number there. Their moments are in milliseconds, by the store's leader.
         found = await self.namespace_id(new_id)
         stat = await repeat(self._store, lambda: self._store.exists(self._path))
         if stat is None:
             raise CorruptDataError(
                 "the znode with the namespace's id has gone", path=self._path, advice="Restore it from a backup"
             )
-        return found, f"{stat.czxid:x}"
+        return found, f"{stat.czxid:x}-{stat.ctime_ms:x}"
 
     async def note(self, log: DeletedLog) -> Create:
         """Return the operation that notes a deleted log, once the znode above it exists."""

@@ -22,7 +22,7 @@ from typing import Final
 from dlspark.cold.lake.syncing import release_unit
 from dlspark.cold.moving.clocks import ahead_ms
 from dlspark.cold.moving.machine import Phase
-from dlspark.cold.moving.owning import check_owner, check_owner_of
+from dlspark.cold.moving.owning import check_owner, may_delete
 from dlspark.cold.moving.pictures import LogLook, LogPictures
 from dlspark.cold.moving.planning import candidates, plan_cold_deletion, plan_hot_deletion, plan_unit
 from dlspark.cold.moving.stores import MoverStores
@@ -60,6 +60,8 @@ class MoverPass:
         hot_deleted: units whose hot copies went.
         cold_deleted: units that are gone.
         replaced_deleted: addresses of replaced files that went.
+        left: addresses of objects that nothing of this log names any more and that stay: their place belongs to another
+            ZooKeeper's copy of the namespace.
         problems: what failed, in words.
         lag_ms: how long the oldest segment has been waiting that is completed and in no file; 0 for none.
         next_ms: when something is due next, as far as only time is missing; None: nothing is.
@@ -70,6 +72,7 @@ class MoverPass:
     hot_deleted: list[ColdUnit] = field(default_factory=list)
     cold_deleted: list[ColdUnit] = field(default_factory=list)
     replaced_deleted: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     lag_ms: int = 0
     next_ms: int | None = None
@@ -176,19 +179,27 @@ class LogMover:
 
     async def _give_up_attempts(self, done: MoverPass) -> None:
         """Give up what other workers have begun: this one has the lock, so they are dead, or stand still. One that goes
-        on finds its attempt gone, and finishes nothing."""
+        on finds its attempt gone, and finishes nothing.
+
+        First in ZooKeeper, whatever can be said of the object's place: that may be out of reach for ever, or another
+        namespace's, and the segments would never be copied again. The object's name is never used again.
+        """
         for attempt in (await self._pictures.look()).attempts:
+            url, options = attempt.value.url, attempt.value.options
+            doing = "give up what another worker had begun"
             try:
-                url, options = attempt.value.url, attempt.value.options
-                # A copy of the namespace has a copy of the attempt, which is not dead where it was made.
-                await check_owner_of(self._services, self._cold, self._stores, url, options)
                 await self._cold.copies.abandon(self.name, attempt)
                 fault_points.reach("cold.attempt-given-up")
-                await self._stores.at(url, options).delete(url)
+                doing = f"delete {url}, which another worker had begun and nothing names any more"
+                # A copy of the namespace has a copy of the attempt, which is not dead where it was made.
+                if await may_delete(self._services, self._cold, self._stores, url, options):
+                    await self._stores.at(url, options).delete(url)
+                else:
+                    done.left.append(url)
             except InvariantViolation:
                 raise
             except DistributedLogError as error:
-                self._failed(done, "give up what another worker had begun", error)
+                self._failed(done, doing, error)
 
     async def _move(self, done: MoverPass, *, at_once: bool) -> None:
         while True:
@@ -254,6 +265,7 @@ class LogMover:
             steps = self._steps()
             begun = plan.unit.state is UnitState.COLD_DELETE_STARTED
             phase = await steps.delete_cold(look.unit(plan.unit), begun=begun)
+            done.left += steps.left
             if phase is not Phase.GONE:
                 self._failed(done, f"delete the file of unit {plan.unit.name}", steps.error)
                 return
@@ -293,17 +305,15 @@ class LogMover:
                 raise DamagedColdFileError(
                     f"it has {info.bytes} bytes, not {file.bytes} as were written; what it replaced stays", url=file.url
                 )
-        for old in unit.value.replaced:
-            if not old.borrowed:
-                await check_owner_of(self._services, self._cold, self._stores, old.url, old.options)
         # Before the objects: a lake table must not name a file that is not there.
         await release_unit(self._services.logs, self.name, unit.value)
         for old in unit.value.replaced:
-            if not old.borrowed:
+            ours = old.borrowed or await may_delete(self._services, self._cold, self._stores, old.url, old.options)
+            if ours and not old.borrowed:
                 await self._stores.of(old).delete(old.url)
                 fault_points.reach("cold.replaced-deleted")
             unit = await self._cold.forget_replaced(self.name, unit, old.url)
-            done.replaced_deleted.append(old.url)
+            (done.replaced_deleted if ours else done.left).append(old.url)
 
     def _failed(self, done: MoverPass, doing: str, error: DistributedLogError | None) -> None:
         if error is None or isinstance(error, ColdMovedError):

@@ -33,7 +33,7 @@ from typing import Final
 from dlspark.cold.lake.syncing import release_deleted_log
 from dlspark.cold.moving.clocks import ahead_ms
 from dlspark.cold.moving.folders import ColdFolder, folders_of
-from dlspark.cold.moving.owning import check_owner_of
+from dlspark.cold.moving.owning import check_owner, may_delete
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
@@ -60,12 +60,14 @@ STORE_TICK_MS: Final = 1000
 @dataclass(slots=True)
 class Swept:
     """What did a sweep delete? Addresses of objects and of uploads, and names of deleted logs that left nothing.
-    `kept`: objects that no mark names and that may be the only copy of something."""
+    `kept`: objects that no mark names and that may be the only copy of something. `foreign`: folders that were not
+    swept, for their place belongs to another ZooKeeper's copy of the namespace."""
 
     objects: list[str] = field(default_factory=list)
     uploads: list[str] = field(default_factory=list)
     logs: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
 
     def add(self, other: Swept) -> None:
         """Count what `other` has as well."""
@@ -73,6 +75,7 @@ class Swept:
         self.uploads += other.uploads
         self.logs += other.logs
         self.kept += other.kept
+        self.foreign += other.foreign
 
 
 async def sweep_log(
@@ -85,7 +88,7 @@ async def sweep_log(
     min_age_s: int = MIN_AGE_S,
 ) -> Swept:
     """Delete what nothing names in a log's folders. Raises LogNotFoundError, OwnershipAcquireFailedError while a mover
-    is at work there, and the stores' errors."""
+    is at work there, PlaceOwnedElsewhereError for the place that settings name, and the stores' errors."""
     if await cold.cold_log(name) is None:
         return Swept()
     lock = await cold.worker(name, f"{default_client_id()}-sweep")
@@ -106,14 +109,18 @@ async def _sweep(
     before = await cold.marks(name)
     if before is None:
         return swept
+    if settings.cold_root:
+        # A copy of the namespace in another ZooKeeper would take for dead what only the other one names.
+        await check_owner(services, cold, stores, settings.cold_root, settings.cold_write_options)
     folders = folders_of(
         before.log, settings, [one.value for one in before.units], [one.value for one in before.attempts]
     )
     objects: list[tuple[ColdFolder, ObjectInfo]] = []
     uploads: list[tuple[ColdFolder, OpenUpload]] = []
     for folder in folders:
-        # A copy of the namespace in another ZooKeeper would take for dead what only the other one names.
-        await check_owner_of(services, cold, stores, folder.url + _ANY_NAME, folder.options)
+        if not await may_delete(services, cold, stores, folder.url + _ANY_NAME, folder.options):
+            swept.foreign.append(folder.url)  # of a former root; what is below the present one is swept all the same
+            continue
         store = stores.at(folder.root, folder.options)
         objects += [(folder, one) async for one in store.list(folder.url) if one.modified_ms <= oldest_ms]
         uploads += [(folder, one) async for one in store.uploads(folder.url) if one.started_ms <= oldest_ms]
@@ -123,18 +130,32 @@ async def _sweep(
     if marks is None or marks.log.log_id != before.log.log_id:
         return swept  # another log of the name, or one on its way out: the note of its deletion says what goes
     proof = _Proof(stores, marks)
+    seen: set[str] = set()
+
+    async def ours(folder: ColdFolder) -> bool:
+        # Again, since to list takes long: anew before the folder's first deletion, then every some seconds.
+        just_seen = folder.url in seen
+        seen.add(folder.url)
+        if await may_delete(services, cold, stores, folder.url + _ANY_NAME, folder.options, just_seen=just_seen):
+            return True
+        if folder.url not in swept.foreign:
+            swept.foreign.append(folder.url)
+        return False
+
     for folder, info in objects:
         if not marks.dead(info.url):
             continue
         if not await proof.covers(info):
             swept.kept.append(info.url)
             continue
+        if not await ours(folder):
+            continue
         await stores.at(folder.root, folder.options).delete(info.url)
         swept.objects.append(info.url)
     copied = {one.value.url for one in marks.attempts}
     for folder, upload in uploads:
         # Of a unit's file as well: the upload that made it has ended, and this is another try of the same.
-        if upload.url not in copied:
+        if upload.url not in copied and await ours(folder):
             await stores.at(folder.root, folder.options).abort_upload(upload)
             swept.uploads.append(upload.url)
     _report(services, name, swept)
@@ -184,13 +205,26 @@ async def sweep_deleted_log(
     services: Services, cold: ColdStore, stores: MoverStores, log: Versioned[DeletedLog], *, min_age_s: int = MIN_AGE_S
 ) -> Swept:
     """Delete the files of a log that was deleted; once that is long ago, forget it. Raises the stores' errors, and what
-    keeps a lake table from giving them up."""
+    keeps a lake table from giving them up.
+
+    A folder in a place that is owned elsewhere is passed over. The note stays then: it alone says that there may be
+    files to be deleted, should the place be taken over.
+    """
     swept = Swept()
-    # Before the objects: a lake table must not name a file that is not there.
-    await release_deleted_log(services.logs, log.value)
-    for url, options in log.value.folders:
-        folder = f"{url.rstrip('/')}/"
-        await check_owner_of(services, cold, stores, folder + _ANY_NAME, options)
+    folders = [(f"{url.rstrip('/')}/", options) for url, options in log.value.folders]
+    for folder, options in folders:
+        if not await may_delete(services, cold, stores, folder + _ANY_NAME, options):
+            swept.foreign.append(folder)
+    if not folders or len(swept.foreign) < len(folders):
+        # Before the objects: a lake table must not name a file that is not there.
+        await release_deleted_log(services.logs, log.value)
+    for folder, options in folders:
+        # Again, since that may take long.
+        if folder in swept.foreign:
+            continue
+        if not await may_delete(services, cold, stores, folder + _ANY_NAME, options):
+            swept.foreign.append(folder)
+            continue
         # By the root of all logs: the folder may never have been made, but a root that is not there is not mounted.
         store = stores.at(ColdFolder(folder).root, options)
         # Uploads first: one that ends between the two is an object then, and is found.
@@ -198,12 +232,15 @@ async def sweep_deleted_log(
             await store.abort_upload(upload)
             swept.uploads.append(upload.url)
         for info in [one async for one in store.list(folder)]:
+            if not await may_delete(services, cold, stores, info.url, options, just_seen=True):
+                swept.foreign.append(folder)
+                break
             await store.delete(info.url)
             swept.objects.append(info.url)
     fault_points.reach("cold.tombstone-swept")
     # A worker that stood still may have had a request on its way: the note stays until none can arrive.
     old = services.clock.now_ms() - log.value.deleted_ms >= min_age_s * 1000
-    if old and not swept.objects and not swept.uploads:
+    if old and not swept.objects and not swept.uploads and not swept.foreign:
         # By the store's clock as well: this host's may be ahead of the one that wrote the note by days.
         stamped = await cold.stamped_deleted(log)
         if stamped is not None and stamped[1] >= min_age_s * 1000:

@@ -14,7 +14,7 @@ from typing import Final
 from dlspark.cold.lake.syncing import release_unit
 from dlspark.cold.moving.copying import CopiedRun, copy_segments, read_back
 from dlspark.cold.moving.machine import Effect, Event, Phase, UnitMachine
-from dlspark.cold.moving.owning import check_owner_of
+from dlspark.cold.moving.owning import may_delete
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.core.lifecycle.owned_segments import sweep
 from dlspark.core.metrics.structured_logging import about
@@ -82,6 +82,8 @@ class UnitSteps:
         """The unit, as it was stored last."""
         self.error: DistributedLogError | None = None
         """The last thing that went wrong."""
+        self.left: list[str] = []
+        """Addresses of files that stay where their unit goes: their place is another ZooKeeper's copy's."""
         self._effects: Mapping[Effect, Callable[[], Awaitable[Event | None]]] = {
             Effect.BEGIN: self._begin,
             Effect.RETRY: self._retry,
@@ -280,15 +282,17 @@ class UnitSteps:
 
     async def _delete_object(self) -> None:
         unit = self._known_unit.value
-        for file in (*([unit.file] if unit.file is not None else []), *unit.replaced):
-            if not file.borrowed:
-                await check_owner_of(self._services, self._cold, self._stores, file.url, file.options)
         # Before the objects: a lake table must not name a file that is not there.
         await release_unit(self._services.logs, self._log, unit)
         for file in (*([unit.file] if unit.file is not None else []), *unit.replaced):
-            # A borrowed one is another log's: only the mark goes.
-            if not file.borrowed:
+            # A borrowed one is another log's, and one in a place that is owned elsewhere another namespace's: only the
+            # mark goes. Were it kept, no newer unit could ever go, and its records are hidden already.
+            if file.borrowed:
+                continue
+            if await may_delete(self._services, self._cold, self._stores, file.url, file.options):
                 await self._stores.of(file).delete(file.url)
+            else:
+                self.left.append(file.url)
 
     async def _end_cold_delete(self) -> None:
         await self._cold.end_cold_delete(self._log, self._known_unit)

@@ -243,7 +243,9 @@ class LogRebuild:
                 log=self._log,
                 advice="Give a name that no log has, or delete that log first",
             )
-        if there.units and there.units[0][0] not in {first for first, _ in _runs(found)}:
+        # A mover may have found the empty segment behind the files before the first of them was added (`_head`).
+        begun = {found.last + 1, *(first for first, _ in _runs(found))}
+        if there.units and there.units[0][0] not in begun:
             raise CallerError(
                 f"its rebuilding was begun with other files: it has segments from {there.units[0][0]} on, where none "
                 "of these begins; nothing was changed",

@@ -6,12 +6,15 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from helpers.cold.moving_world import MovingWorld
+from helpers.cold.moving_world import ROOT, MovingWorld
 from helpers.cold.places import put
 from helpers.cold.unit_znodes import copy_segment, make_cold_log
 from helpers.waiting import until
 
 from dlspark.cold.moving import copying
+from dlspark.cold.moving.log_mover import LogMover
+from dlspark.cold.moving.stores import MoverStores
+from dlspark.objects.errors import StoreRefusedError
 from dlspark.objects.memory_faults import ObjectFault, StoreCall
 from metadata.distributedlog.cold_places import UnitState
 from metadata.distributedlog.cold_store import ColdStore
@@ -268,6 +271,47 @@ async def test_a_worker_that_stood_still_finishes_nothing(world, monkeypatch, po
     assert units[0].file.url in world.bucket.objects, "the unit's own object was not touched"
     assert await world.read(await world.namespace(), "log") == written
     await world.check_tidy(namespace, "log")
+
+
+async def test_what_was_begun_in_a_place_that_is_out_of_reach_for_good_is_given_up(world):
+    """Its worker died, then its bucket was deleted, or its folder unmounted: the segments go to the new place."""
+    namespace = await world.namespace()
+    written = await world.write(namespace, "log", 2)
+    cold = ColdStore(namespace.services.logs)
+    gone = "s3://gone/cold"
+    dead = await cold.copies.begin("log", 1, 2, root=gone, worker="dead", now_ms=world.clock.now_ms())
+
+    def opened(address, options=None):
+        if address.startswith(gone):
+            raise StoreRefusedError("there is no such bucket", path=address)
+        return world.open_store(address, options)
+
+    stores = MoverStores(opened)
+    mover = LogMover(namespace.services, cold, stores, "log", lambda: namespace.settings, "worker")
+    done = await mover.run(at_once=True)
+    assert [(unit.first, unit.last) for unit in done.moved] == [(1, 2)]
+    (problem,) = done.problems
+    assert "there is no such bucket" in problem
+    assert dead.value.url in problem
+    assert await cold.attempts("log") == []
+    world.right(await mover.run())
+    assert await world.read(namespace, "log") == written
+    await stores.close()
+
+
+async def test_a_copy_of_the_namespace_with_a_place_of_its_own_gives_up_what_it_did_not_begin(world):
+    """Its object is the first one's, which is at work there: it stays."""
+    namespace = await world.namespace()
+    await world.write(namespace, "log", 2)
+    cold = ColdStore(namespace.services.logs)
+    theirs = await cold.copies.begin("log", 1, 2, root=ROOT, worker="theirs", now_ms=world.clock.now_ms())
+    for url in (f"{ROOT}/{await cold.namespace_id()}/owner/000001-1-2", theirs.value.url):
+        await put(world.open_store(ROOT), url, b"x")
+    copy = await world.namespace(cold_path="s3://memory/copy")
+    done = world.right(await world.mover(copy, "log").run(at_once=True))
+    assert [(unit.first, unit.last) for unit in done.moved] == [(1, 2)]
+    assert done.left == [theirs.value.url]
+    assert theirs.value.url in world.files
 
 
 async def test_a_replaced_file_stays_where_the_one_in_its_place_is_not_there(world):

@@ -151,6 +151,28 @@ async def test_a_mover_that_finds_the_log_first_is_no_other_client(namespace, fo
     assert await records_of(namespace, "again") == filed
 
 
+async def test_a_mover_that_moves_the_empty_head_of_a_rebuild_that_died_is_no_hindrance(
+    namespace, folder, filed, monkeypatch
+):
+    """Killed between its first transaction and its first unit: all that the log has is an empty completed segment."""
+
+    async def killed(self, name, found, unit, *, last):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ColdRebuilds, "add", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            await rebuilt(namespace, folder)
+    await moved(namespace, "again", f"file://{folder}", [(5, 5)])
+    (unit,) = await units_of(namespace, "again")
+    assert (unit.first, unit.last, unit.file) == (5, 5, None)
+    await rebuilt(namespace, folder)
+    assert [(one.first, one.last) for one in await units_of(namespace, "again")] == [(1, 2), (3, 4), (5, 5)]
+    assert await records_of(namespace, "again") == filed
+    await written(namespace, "again", [[b"new"]], start=1_000)
+    assert [one.payload for one in await records_of(namespace, "again")][len(filed) :] == [b"new"]
+
+
 async def test_a_log_that_only_a_mover_has_seen_is_taken(namespace, folder, filed):
     await namespace.create_log("again")
     await ColdStore(namespace.logs_store).ensure("again")

@@ -43,7 +43,8 @@ def decode_row_group(
         parts: bytes of the file by (offset, length), among them those of `footer.ranges(index, columns)`.
         columns: names of columns, and of parts of `_log` (`_log.entry`); they come in the order of the file. None: all.
 
-    Raises DamagedColdFileError; CallerError where a part is missing.
+    Raises DamagedColdFileError; CallerError where a part is missing; Arrow's own errors where this process cannot read
+    a row group that may be whole: of memory, or of a codec that its Arrow was built without.
     """
     source = FetchedFile(parts, footer.size)
     group = footer.row_groups[index]
@@ -67,7 +68,9 @@ def decode_row_group(
         raise _damage_error(footer, index, "its bytes fail their checksum", chunk.path, page)
     try:
         return _read(footer, source, index, leaves)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # ArrowInvalid is the latter
+        # No other error of Arrow is damage: this process may not have the memory or the codec, or be stopped. Were it
+        # called so, a reader that may pass over what is damaged would pass over records that are there.
         raise _damage_error(footer, index, f"its pages cannot be read: {error}") from error
 
 

@@ -57,6 +57,34 @@ def damaged(data: bytes, at: int, bit: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        pa.ArrowMemoryError("malloc of size 4096 failed"),
+        pa.ArrowNotImplementedError("Support for codec 'zstd' not built"),
+        pa.ArrowCancelled("Operation cancelled"),
+    ],
+)
+def test_what_this_process_cannot_do_is_not_called_damage(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """A reader that may pass damaged row groups over would lose whole ones."""
+    data = small_file()
+    footer = footer_of(data)
+
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pq, "ParquetFile", fails)
+        with pytest.raises(type(error)) as caught:
+            decode_row_group(footer, 0, parts_of(data, footer.ranges(0)))
+    assert caught.value is error
+    with monkeypatch.context() as patched:
+        error = pa.ArrowInvalid("no page")
+        patched.setattr(pq, "ParquetFile", fails)
+        with pytest.raises(DamagedColdFileError, match="its pages cannot be read: no page"):
+            decode_row_group(footer, 0, parts_of(data, footer.ranges(0)))
+
+
 def test_a_flipped_bit_at_any_byte_of_a_file_is_found(rounds: int | None) -> None:
     data = small_file()
     whole(data)
