@@ -57,7 +57,9 @@ def test_every_table_is_read_by_spark_with_its_types(spark: SparkSession, two_lo
         assert frame.schema == described.schema
         found[name] = frame.collect()
     assert {row.log for row in found["logs"]} >= set(two_logs)
-    assert {row.ledger for row in found["ledgers"]} >= {row.ledger for row in found["segments"]}
+    # Not those of segments that are in files alone, as other tests of this namespace have left some.
+    hot = {row.ledger for row in found["segments"] if row.place != "cold"}
+    assert {row.ledger for row in found["ledgers"]} >= hot
     assert any(row.answers and row.free_bytes for row in found["bookies"])
 
 
