@@ -66,11 +66,17 @@ def test_what_makes_no_sense_is_refused_with_a_reason_and_advice(values, message
     assert "secret" not in str(caught.value)
 
 
-def test_what_makes_sense_is_taken():
-    Settings.from_mapping({"coldRetentionHours": 5})
-    Settings.from_mapping({"coldHotRetentionSeconds": -1})
-    Settings.from_mapping({"coldStorageEndpoint": "http://server:9000", "coldStorageRegion": "somewhere"})
-    Settings.from_mapping({"coldStoragePath": "s3://bucket", "coldStorageEncryptionKey": "k"})
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"coldRetentionHours": 5},
+        {"coldHotRetentionSeconds": -1},
+        {"coldStorageEndpoint": "http://server:9000", "coldStorageRegion": "somewhere"},
+        {"coldStoragePath": "s3://bucket", "coldStorageEncryptionKey": "k"},
+    ],
+)
+def test_what_makes_sense_is_taken(values):
+    assert Settings.from_mapping(values) != Settings()
 
 
 def test_readers_are_told_where_and_writers_also_how_it_is_encrypted():

@@ -4,7 +4,6 @@ What takes the mover runs on a folder, two S3 servers and HDFS."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,27 +13,6 @@ from helpers.cold.fixtures import place_of
 from helpers.cold.moved import HandMover
 from helpers.cold.places import ObjectPlace
 from helpers.worlds.memory_cluster import MemoryCluster
-
-from dlspark.core.namespace import AsyncNamespace
-
-
-@pytest_asyncio.fixture
-async def memory_cluster() -> AsyncIterator[MemoryCluster]:
-    cluster = MemoryCluster()
-    await cluster.start()
-    before = asyncio.all_tasks()
-    yield cluster
-    await cluster.stop()
-    # I16: nothing runs on after everything was closed.
-    left = asyncio.all_tasks() - before - {asyncio.current_task()}
-    for task in left:
-        await asyncio.wait([task], timeout=1)
-    assert [task for task in left if not task.done()] == []
-
-
-@pytest_asyncio.fixture
-async def namespace(memory_cluster: MemoryCluster) -> AsyncNamespace:
-    return await memory_cluster.namespace()
 
 
 @pytest.fixture(params=["folder", "moto", "seaweed", "hdfs"])
