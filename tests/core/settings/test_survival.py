@@ -87,7 +87,7 @@ def test_the_settings_of_a_namespace_follow_from_the_goal():
         ),
         (
             {"survive": "region", "bkc.reppRegionsToWrite": THREE, "bkc.ensemblePlacementPolicy": "rackaware"},
-            "another value of one of them is set",
+            "knows no regions",
         ),
         (
             # Set by key, even to what is the default.
