@@ -40,12 +40,13 @@ from dlspark.core.settings.operations import (
     stream_converter,
 )
 from dlspark.core.settings.reading import ReaderKeys
-from dlspark.core.settings.survival import COPIES, REGION, REGIONS_TO_WRITE, SurvivalPlan, region_names, survival_plan
+from dlspark.core.settings.survival import COPIES, REGION, REGIONS_TO_WRITE, SurvivalPlan, survival_plan
 from dlspark.core.settings.writing import RetentionKeys, SegmentKeys, WriterKeys
 from dlspark.errors import SettingsError
 from metadata.distributedlog.allocators import pool_path
 from metadata.foundation.errors import CallerError
 from metadata.foundation.properties import read_properties
+from metadata.foundation.regions import region_names
 from metadata.foundation.settings import MAX_INT, Registry, Value, settings_of
 from storage_node.client.placement.racks import parse_overrides
 from storage_node.settings.client import ClientSettings

@@ -38,11 +38,6 @@ REGIONS_TO_WRITE: Final = "reppRegionsToWrite"
 """The ledger client's key for the regions."""
 
 
-def region_names(listed: str) -> tuple[str, ...]:
-    """Return the regions of `r1;r2;r3`."""
-    return tuple(one for part in listed.split(";") if (one := part.strip()))
-
-
 @dataclass(frozen=True, slots=True)
 class SurvivalPlan:
     """What must be set so that logs survive the loss of a node, a rack or a region?"""

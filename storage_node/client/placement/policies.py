@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry, UnknownBookieError
 from metadata.foundation.errors import CallerError, DistributedLogError
+from metadata.foundation.regions import said_region
 from storage_node.client.connections import Answer, ConnectionPool
 from storage_node.client.placement.arranging import (
     Adherence,
@@ -29,7 +30,7 @@ from storage_node.client.placement.arranging import (
     replace_lawfully,
 )
 from storage_node.client.placement.candidates import Candidates, FreeSpace, Stages, Weighing
-from storage_node.client.placement.racks import RackMap, RackResolver, is_default, resolver_of, said_region
+from storage_node.client.placement.racks import RackMap, RackResolver, is_default, resolver_of
 from storage_node.errors import NotEnoughBookiesError, RequestTimeoutError
 from storage_node.protocol.encoding import encode_bookie_info_request
 from storage_node.protocol.schema import Operation, Status
@@ -303,7 +304,7 @@ def make_placement(
         )
     return RackAwarePlacement(
         candidates,
-        RackMap(resolver or resolver_of(settings), pool.loop, said_region(settings)),
+        RackMap(resolver or resolver_of(settings), pool.loop, said_region(settings.region)),
         settings,
         memory_ms=client.failure_memory_ms,
         replacement_pause_ms=client.replacement_pause_ms,

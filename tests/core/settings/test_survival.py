@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dlspark.core.settings.settings import Settings
-from dlspark.core.settings.survival import region_names, survival_plan
+from dlspark.core.settings.survival import survival_plan
 from dlspark.errors import SettingsError
+from metadata.foundation.regions import region_names
 
 THREE = "eu;us;asia"
 
