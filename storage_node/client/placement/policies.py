@@ -47,6 +47,10 @@ class Placement(Protocol):
         """Return how well an ensemble keeps this policy's rule."""
         ...
 
+    async def allows(self, bookies: Collection[str]) -> bool:
+        """Return whether operators let new copies go to all of these bookies. Raises what kept it from knowing."""
+        ...
+
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
         """Return whether entries on these bookies survive the loss of a rack as well as the policy asks for. Never
         waits."""
@@ -63,6 +67,10 @@ class PlacementPolicy:
         self._memory_ms = memory_ms
         self._pause_ms = replacement_pause_ms
         self._timeout_ms = replacement_timeout_ms
+
+    async def allows(self, bookies: Collection[str]) -> bool:
+        """Return True: without regions none is disallowed."""
+        return True
 
     async def replacements(self, wanted: PickReplacements) -> Mapping[int, str]:
         stages = await self._in_time(self._stages_for(wanted), None if wanted.last_resort else self._timeout_ms)

@@ -39,8 +39,8 @@ _LOG: Final = logging.getLogger(__name__)
 _MAX_NAMED: Final = 10
 
 ADVICE: Final = (
-    "Start storage nodes in more regions, see where they are (reppDnsResolverClass), allow a region that is disallowed, "
-    "or lower reppMinimumRegionsForDurability"
+    "Start storage nodes in more regions, see where they are (reppDnsResolverClass), allow a region that is "
+    "disallowed, or lower reppMinimumRegionsForDurability"
 )
 
 Disallowed = Callable[[], Awaitable[frozenset[str]]]
@@ -145,6 +145,11 @@ class RegionAwarePlacement(PlacementPolicy):
             seen = {self.racks.region_of(address.bookie_id) for address in writable}
             rules = replace(rules, regions=tuple(sorted(region for region in seen if region is not None)))
         return adherence_over_regions(ensemble, self.racks.rack_of, write_quorum, ack_quorum, rules)
+
+    async def allows(self, bookies: Collection[str]) -> bool:
+        """Return whether none of these bookies is in a region that is disallowed now."""
+        rules = await self._read_rules(bookies)
+        return not rules.disallowed.intersection(map(self.racks.region_of, bookies))
 
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
         """Return whether the bookies are in as many regions as an acknowledged entry must be in. One of unknown region
