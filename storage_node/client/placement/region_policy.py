@@ -23,7 +23,7 @@ from storage_node.client.placement.candidates import Candidates, Stages
 from storage_node.client.placement.policies import PlacementPolicy, RackAwarePlacement, addresses_of
 from storage_node.client.placement.racks import RackMap, is_default
 from storage_node.client.placement.regions import (
-    Refusal,
+    PlacementRefusal,
     RegionRules,
     adherence_over_regions,
     new_ensemble,
@@ -114,7 +114,7 @@ class RegionAwarePlacement(PlacementPolicy):
             own, first_rack = await self.racks.own_region(), await self.racks.own_rack()
         if self._turn is None:  # at random: clients that make one ledger each must not all begin with the same regions
             self._turn = self._rng.randrange(1 << 16)
-        refusal = Refusal("no storage node of a known region is writable")
+        refusal = PlacementRefusal("no storage node of a known region is writable")
         for group in await self._candidates.stages(located, self._memory_ms):
             for stage in group:
                 found = new_ensemble(
@@ -128,7 +128,7 @@ class RegionAwarePlacement(PlacementPolicy):
                     first_rack=first_rack,
                     turn=self._turn,
                 )
-                if not isinstance(found, Refusal):
+                if not isinstance(found, PlacementRefusal):
                     self._turn += 1
                     return found
                 refusal = found
@@ -213,7 +213,7 @@ class RegionAwarePlacement(PlacementPolicy):
         if not rules.enforced and len(set(map(self.racks.region_of, present)) - {None}) < 2:
             return self._by_racks.pick(wanted, index, picked, stages)
         others = {i: b for i, b in enumerate(wanted.bookies) if i not in wanted.indices} | dict(picked)
-        refusal = Refusal("no storage node can take its place")
+        refusal = PlacementRefusal("no storage node can take its place")
         for group in stages:
             for stage in group:
                 found = replacement(
@@ -227,7 +227,7 @@ class RegionAwarePlacement(PlacementPolicy):
                     wanted.ack_quorum,
                     rules,
                 )
-                if not isinstance(found, Refusal):
+                if not isinstance(found, PlacementRefusal):
                     if found.anomalous:
                         self._note_anomaly(wanted)
                     return found.bookie
@@ -253,7 +253,7 @@ class RegionAwarePlacement(PlacementPolicy):
         self._said = unlocated
 
     def _impossible_error(
-        self, sizes: tuple[int, int, int], refusal: Refusal, rules: RegionRules, unlocated: int
+        self, sizes: tuple[int, int, int], refusal: PlacementRefusal, rules: RegionRules, unlocated: int
     ) -> NotEnoughBookiesError:
         also = f"; disallowed: {', '.join(sorted(rules.disallowed))}" if rules.disallowed else ""
         if unlocated:

@@ -63,14 +63,14 @@ class RegionRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class PlacementRefusal:
     """Why is there no ensemble, or no replacement?"""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Replacement:
+class ReplacementPick:
     """Which bookie takes the place of a failed one, and was the rest of the ensemble against the rule already?"""
 
     bookie: str
@@ -193,7 +193,7 @@ def new_ensemble(
     own: str | None = None,
     first_rack: str | None = None,
     turn: int = 0,
-) -> tuple[str, ...] | Refusal:
+) -> tuple[str, ...] | PlacementRefusal:
     """Return an ensemble that keeps the rule, or why there is none.
 
     Members come from allowed regions only: the `own` one first, then the others in turn, beginning with number `turn`.
@@ -201,7 +201,7 @@ def new_ensemble(
     """
     fault = quorum_fault(size, write_quorum, ack_quorum, rules)
     if fault is not None:
-        return Refusal(fault)
+        return PlacementRefusal(fault)
     members: dict[str, list[str]] = {}
     for bookie in order:
         region = region_of(location_of(bookie))
@@ -209,11 +209,13 @@ def new_ensemble(
             members.setdefault(region, []).append(bookie)
     regions = regions_in_turn(members, own, turn)
     if not regions:
-        return Refusal("no storage node is in a known region that may be placed on")
+        return PlacementRefusal("no storage node is in a known region that may be placed on")
     giving = _Giving(members, location_of, size, write_quorum, rules, first_rack)
     capacities = [len(members[region]) for region in regions]
     if sum(capacities) < size:
-        return Refusal(f"the ensemble needs {size} storage nodes, and {_named_counts(members)} can be placed on")
+        return PlacementRefusal(
+            f"the ensemble needs {size} storage nodes, and {_named_counts(members)} can be placed on"
+        )
     # By numbers alone, no region holds Qa of the members where every write set is the whole ensemble.
     most = ack_quorum - 1 if size == write_quorum and rules.enforced and not rules.acknowledged_from_regions else None
     wanted = dict(zip(regions, shares(size, capacities, most), strict=True))
@@ -225,7 +227,7 @@ def new_ensemble(
         capacity = dict(zip(regions, capacities, strict=True))
         sequence = search.run(wanted, capacity, giving.can_give)
     if sequence is None:
-        return Refusal(_why_none(members, write_quorum, ack_quorum, rules))
+        return PlacementRefusal(_why_none(members, write_quorum, ack_quorum, rules))
     counts = Counter(sequence)
     chosen = {region: iter(giving.give(region, count)) for region, count in counts.items()}
     return tuple(next(chosen[region]) for region in sequence)
@@ -395,7 +397,7 @@ def replacement(
     write_quorum: int,
     ack_quorum: int,
     rules: RegionRules,
-) -> Replacement | Refusal:
+) -> ReplacementPick | PlacementRefusal:
     """Return a bookie of `order` for the position `index` of `failed`, or why there is none. `others`: the members that
     stay, by position; positions in neither are vacant.
 
@@ -424,7 +426,7 @@ def replacement(
     if home is not None:
         same = next((b for b in near if region_of(location_of(b)) == home and in_racks(b)), None)
         if same is not None:
-            return Replacement(same, anomalous)
+            return ReplacementPick(same, anomalous)
     usable = [bookie for bookie in near if in_racks(bookie)]
     if not rules.enforced or not (rules.enforce_in_replace or rules.acknowledged_from_regions):
         found = usable
@@ -437,14 +439,14 @@ def replacement(
         if not found and anomalous:
             found = usable
     if not found:
-        return Refusal(_why_no_replacement(order, location_of, failed, rules))
+        return PlacementRefusal(_why_no_replacement(order, location_of, failed, rules))
     crowd = Counter(regions[i] for i in others)
 
     def wish(bookie: str) -> tuple[bool, int]:
         region = region_of(location_of(bookie))
         return region is None, crowd[region]
 
-    return Replacement(min(found, key=wish), anomalous)
+    return ReplacementPick(min(found, key=wish), anomalous)
 
 
 def _nearest(order: Sequence[str], location_of: LocationOf, failed: str, staying: Sequence[str]) -> list[str]:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from storage_node.client.placement.arranging import Adherence
 from storage_node.client.placement.regions import (
-    Refusal,
+    PlacementRefusal,
     RegionRules,
-    Replacement,
+    ReplacementPick,
     adherence_over_regions,
     new_ensemble,
     quorum_fault,
@@ -151,8 +151,8 @@ def test_an_ensemble_is_found_wherever_there_is_one_and_keeps_the_rules(drawing,
         and survives(chosen, write_quorum, ack_quorum, rules)
         for chosen in itertools.product(sorted(allowed), repeat=size)
     )
-    assert isinstance(found, Refusal) is not possible, found
-    if not isinstance(found, Refusal):
+    assert isinstance(found, PlacementRefusal) is not possible, found
+    if not isinstance(found, PlacementRefusal):
         assert len(set(found)) == size
         assert not {*regions(found)} & rules.disallowed
         assert survives(found, write_quorum, ack_quorum, rules)
@@ -169,7 +169,7 @@ def test_members_are_spread_evenly_and_go_on_unevenly_while_a_region_is_away(rul
     assert sorted(Counter(regions(two_left)).values()) == ([3, 3] if rules is THREE else [1, 2])
     places = cluster(eu=9)
     one_left = new_ensemble(list(places), places.__getitem__, *sizes, rules)
-    assert isinstance(one_left, Refusal)
+    assert isinstance(one_left, PlacementRefusal)
     assert "9 in eu" in one_left.reason
 
 
@@ -206,7 +206,7 @@ def replaced(places: Mapping[str, str], ensemble: Sequence[str], index: int, rul
 def test_a_replacement_keeps_what_the_ensemble_kept(drawing, index):
     order, places, size, write_quorum, ack_quorum, rules = drawing
     ensemble = new_ensemble(order, places.__getitem__, size, write_quorum, ack_quorum, rules)
-    if isinstance(ensemble, Refusal):
+    if isinstance(ensemble, PlacementRefusal):
         return
     index %= size
     found = replaced(places, ensemble, index, rules, size, write_quorum, ack_quorum)
@@ -214,8 +214,8 @@ def test_a_replacement_keeps_what_the_ensemble_kept(drawing, index):
     lawful = [
         b for b in spare if survives([*ensemble[:index], b, *ensemble[index + 1 :]], write_quorum, ack_quorum, rules)
     ]
-    assert isinstance(found, Refusal) is not lawful
-    if isinstance(found, Replacement):
+    assert isinstance(found, PlacementRefusal) is not lawful
+    if isinstance(found, ReplacementPick):
         assert found.bookie in lawful
         assert not found.anomalous
 
@@ -229,7 +229,7 @@ def test_a_replacement_is_of_the_same_rack_then_region_then_wherever_the_rule_is
     del places["eu2"]
     assert replaced(places, ensemble, 0, THREE, *sizes).bookie == "us1"
     del places["us1"]
-    assert isinstance(replaced(places, ensemble, 0, THREE, *sizes), Refusal)
+    assert isinstance(replaced(places, ensemble, 0, THREE, *sizes), PlacementRefusal)
 
 
 def test_an_ensemble_that_was_against_the_rule_takes_any_node_and_is_counted():
@@ -242,7 +242,7 @@ def test_an_ensemble_that_was_against_the_rule_takes_any_node_and_is_counted():
 def test_without_enforcement_in_replacements_any_node_will_do():
     places = cluster(eu=1, us=3)
     ensemble = ("eu0", "us0", "us1")
-    assert isinstance(replaced(places, ensemble, 0, THREE, 3, 3, 3), Refusal)
+    assert isinstance(replaced(places, ensemble, 0, THREE, 3, 3, 3), PlacementRefusal)
     free = RegionRules(regions=THREE.regions, minimum=2, enforce_in_replace=False)
     assert replaced(places, ensemble, 0, free, 3, 3, 3).bookie == "us2"
 
