@@ -97,6 +97,11 @@ class Channel:
             return self._link.queued_bytes
         return sum(map(len, self._backlog))
 
+    @property
+    def connected(self) -> bool:
+        """There is a link: what is sent now leaves at once."""
+        return self._link is not None
+
     def _send_later(self, frame: tuple[Buffer, ...]) -> None:
         self._backlog.extend(frame)
         if self._opening is None:
