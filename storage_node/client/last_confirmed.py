@@ -262,7 +262,7 @@ class ExplicitLac:
         digest: EntryDigest,
         *,
         carried: Callable[[], int],
-        start: Callable[[Coroutine[Any, Any, None]], None],
+        start: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._pool = pool
         self._machine = machine

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from metadata.bookkeeper.bookies import UnknownBookieError
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
@@ -22,6 +23,7 @@ from storage_node.client.connections import ConnectionPool
 from storage_node.client.health import outlast
 from storage_node.client.last_confirmed import LacQuestion, TailRound
 from storage_node.client.pipeline import ClientContext, Tasks, digest_of
+from storage_node.client.placement.racks import region_of_task
 from storage_node.client.read_ahead import WINDOW_BYTES, WINDOW_ENTRIES, ReadAhead, Window, check_range
 from storage_node.client.reading import EntryFetcher
 from storage_node.edge import Network
@@ -343,6 +345,8 @@ class LedgerReader:
             self.on_closed.set()
         if changed:
             self._wake()
+            if not self.closed and not self._ended:
+                self._tasks.start(self._context.learn_places(current.value))  # of bookies that came in
 
     def _lose(self, error: DistributedLogError) -> None:
         """Give the ledger up, or the way to follow it: every later call raises this."""
@@ -375,12 +379,14 @@ class LedgerReader:
 class LedgerLocation:
     """Can a ledger be read without a metadata store? With this, which travels to Spark's executors by pickle.
 
-    `addresses` gives (host, port) by bookie id; a bookie that is missing there counts as unreachable.
+    `addresses` gives (host, port) by bookie id; a bookie that is missing there counts as unreachable. `regions` gives
+    the region by bookie id, where it is known: a task that knows its own one reads there first.
     """
 
     ledger_id: int
     metadata: LedgerMetadata
     addresses: Mapping[str, tuple[str, int]]
+    regions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -388,19 +394,41 @@ class LedgerLocation:
         return all(bookie in self.addresses for ensemble in self.metadata.ensembles for bookie in ensemble.bookies)
 
 
+def _restore(location: LedgerLocation, state: Sequence[object]) -> None:
+    """Fill in an unpickled location; one from a driver that knows no regions has none."""
+    for name, value in zip(LedgerLocation.__slots__, [*state, {}], strict=False):
+        object.__setattr__(location, name, value)
+
+
+# Behind the class: the one that a frozen class with slots gets by itself leaves a field that is missing without value.
+LedgerLocation.__setstate__ = _restore  # type: ignore[attr-defined]
+
+
 class ReplicaReader:
     """How does a Spark task read entries, knowing only where they are? One event loop; it outlives restarts of the
     bookies; `close` ends every connection.
 
+    The environment variable DLSPARK_REGION comes before the setting `region` here: tasks of one query run in several
+    regions, and have its settings in common. Where neither names the own region, replicas are asked in the usual order.
+
     Args:
         settings: timeouts and bounds.
         network: the edge; the real one if left out.
+        environment: of the process; its own one if left out.
     """
 
-    def __init__(self, *, settings: ClientSettings | None = None, network: Network | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        settings: ClientSettings | None = None,
+        network: Network | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._settings = settings or ClientSettings()
         self._network = network or TcpNetwork()
+        self._environment = os.environ if environment is None else environment
         self._addresses: dict[str, tuple[str, int]] = {}
+        self._regions: dict[str, str] = {}
         self._pool: ConnectionPool | None = None
 
     @property
@@ -424,8 +452,11 @@ class ReplicaReader:
         metadata = location.metadata
         check_range(first, last, metadata.last_entry if metadata.is_closed else last, location.ledger_id)
         self._addresses.update(location.addresses)
+        self._regions.update(location.regions)
         if self._pool is None:
             self._pool = ConnectionPool(self._resolve, self._settings, self._network, asyncio.get_running_loop())
+            self._pool.nearness.own = region_of_task(self._settings.placement, self._environment)
+            self._pool.nearness.find_region = self._regions.get
         fetcher = EntryFetcher(self._pool, location.ledger_id)
 
         async def no_more(_entry_id: int, _known: LedgerMetadata, error: DistributedLogError) -> Entry:
@@ -439,6 +470,11 @@ class ReplicaReader:
                 yield entry
         finally:
             await entries.aclose()
+
+    @property
+    def region(self) -> str | None:
+        """The region that entries are read in first; None: not known."""
+        return region_of_task(self._settings.placement, self._environment)
 
     async def _resolve(self, bookie: str) -> tuple[str, int]:
         try:

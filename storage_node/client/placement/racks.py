@@ -201,6 +201,13 @@ def said_region(settings: PlacementSettings, environment: Mapping[str, str] | No
     return settings.region or region_named(environment.get(REGION_VARIABLE, "").strip(), REGION_VARIABLE)
 
 
+def region_of_task(settings: PlacementSettings, environment: Mapping[str, str]) -> str | None:
+    """Return the own region of a process that does a part of what another one has planned: by the environment, else by
+    the setting `region`, which is the planner's and the same for all of its processes. None: not known. Raises
+    CallerError for one that is no name of a region."""
+    return region_named(environment.get(REGION_VARIABLE, "").strip(), REGION_VARIABLE) or settings.region or None
+
+
 # ------------------------------------------------------------------------------------ resolvers
 
 SCRIPT_TIMEOUT_S: Final = 10.0
