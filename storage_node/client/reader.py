@@ -26,6 +26,7 @@ from storage_node.client.pipeline import ClientContext, Tasks, digest_of
 from storage_node.client.placement.racks import region_of_task
 from storage_node.client.read_ahead import WINDOW_BYTES, WINDOW_ENTRIES, ReadAhead, Window, check_range
 from storage_node.client.reading import EntryFetcher
+from storage_node.client.tail_over_regions import TailListening
 from storage_node.edge import Network
 from storage_node.errors import LedgerClosedError, LedgerRecoveryError, ProtocolError
 from storage_node.protocol.digests import Entry
@@ -71,6 +72,7 @@ class LedgerReader:
         self._fetcher = EntryFetcher(context.pool, ledger_id, on_lac=self._raise_lac)
         self._last_add_confirmed = -1
         self._waited_for = -1
+        self._listening: TailListening | None = None
         self._tasks = Tasks(self._lose)
         self._changed: asyncio.Future[None] = self._loop.create_future()
         self._gone: DistributedLogError | None = None
@@ -98,6 +100,15 @@ class LedgerReader:
     def length(self) -> int:
         """Payload bytes of a closed ledger; 0 while it is open."""
         return self._current.value.length if self.closed else 0
+
+    @property
+    def lag_s(self) -> float | None:
+        """Seconds by which the LAC may be behind that of a writer in the farthest region of the last ensemble: what
+        news take from there, half a measured round trip. 0 of a closed ledger; None where the own region, or a distance, is
+        not known. A last entry that no later one follows is confirmed `explicitLacInterval` after that."""
+        if self.closed:
+            return 0.0
+        return self._pool.nearness.one_way_s(self.metadata.last_ensemble.bookies, self._loop.time())
 
     async def location(self) -> LedgerLocation:
         """Return where the ledger is, for readers that have no metadata store."""
@@ -281,7 +292,8 @@ class LedgerReader:
                     raise failure
                 return None
             began = self._loop.time()
-            poll = TailRound(self._pool, self.ledger_id, self.metadata, self._digest, next_entry, deadline)
+            listening = self._listen()
+            poll = TailRound(self._pool, self.ledger_id, self.metadata, self._digest, next_entry, deadline, listening)
             machine = poll.machine
             entry = await poll.run(self._changed)
             self._raise_lac(machine.last_add_confirmed)
@@ -294,6 +306,18 @@ class LedgerReader:
                 # Answered at once, with nothing: no bookie knows the ledger yet, or none is there.
                 await self._pause(min(pause_s, max(deadline - self._loop.time(), 0)))
                 pause_s = min(pause_s * 2, RETRY_S)
+
+    def _listen(self) -> TailListening | None:
+        """Return what this ledger's polls know of bookies in several regions; None where the own one is not known."""
+        nearness, loop = self._pool.nearness, self._loop
+        if not nearness.known or not self._context.settings.reorder_reads:
+            return None
+        if self._listening is None:
+            longest_s = self._context.settings.long_poll_ms / 1000
+            self._listening = TailListening(
+                nearness.is_local, lambda bookie: nearness.round_trip_s(bookie, loop.time()), longest_s
+            )
+        return self._listening
 
     def _within(self, entry_id: int) -> bool:
         """Return whether an entry is not behind the end that the ledger may have got meanwhile (I17)."""
