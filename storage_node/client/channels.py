@@ -83,6 +83,8 @@ class Channel:
         self.bookie = bookie
         self.losses = 0
         """How often what was under way was lost with the link, or no link could be made."""
+        self.opened_at = 0.0
+        """When the link was made, by the loop's clock: what was asked before travelled then."""
         self._around = surroundings
         self._link: Link | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -96,11 +98,6 @@ class Channel:
         if self._link is not None:
             return self._link.queued_bytes
         return sum(map(len, self._backlog))
-
-    @property
-    def connected(self) -> bool:
-        """There is a link: what is sent now leaves at once."""
-        return self._link is not None
 
     def _send_later(self, frame: tuple[Buffer, ...]) -> None:
         self._backlog.extend(frame)
@@ -126,6 +123,7 @@ class Channel:
             self._lose(ConnectionClosedError("the connection was lost as soon as it was made", node=self.bookie))
             return
         self._link = link
+        self.opened_at = self._around.loop.time()
         self._opened()
         backlog, self._backlog = self._backlog, []
         link.send(*backlog)

@@ -68,12 +68,11 @@ class LacQuestion:
 
         asked = self._pool.loop.time()
         connection = self._pool.to(bookie, self._ledger_id)
-        timed = self._pool.nearness.known and connection.connected
 
         def answered(answer: Answer) -> None:
-            if timed and not isinstance(answer, DistributedLogError):
+            if self._pool.nearness.known and not isinstance(answer, DistributedLogError):
                 now = self._pool.loop.time()
-                self._pool.nearness.questions.note(bookie, now - asked, now)
+                self._pool.nearness.questions.note(bookie, now - max(asked, connection.opened_at), now)
             machine = self.attempt if self._best_effort else self.quorum
             try:
                 if self._best_effort:
@@ -304,15 +303,19 @@ class TailRound:
             txn_id, self._ledger_id, -1, previous_lac=self._next_entry - 1, timeout_ms=QUESTION_MS, piggyback=True
         )
         connection = self._pool.to(bookie, self._ledger_id)
-        asked = self._loop.time() if connection.connected else None
+        asked = self._loop.time()
         timeout_ms = self._settings.read_entry_timeout_ms
         connection.request(
-            txn_id, Operation.READ, frame, timeout_ms, lambda answer: self._answered_question(bookie, answer, asked)
+            txn_id,
+            Operation.READ,
+            frame,
+            timeout_ms,
+            lambda answer: self._answered_question(bookie, answer, max(asked, connection.opened_at)),
         )
         self._question_later()
 
-    def _answered_question(self, bookie: str, answer: Answer, asked: float | None) -> None:
-        if asked is not None and isinstance(answer, ReadResponse) and answer.entry_id == -1:
+    def _answered_question(self, bookie: str, answer: Answer, asked: float) -> None:
+        if isinstance(answer, ReadResponse) and answer.entry_id == -1:
             now = self._loop.time()
             self._pool.nearness.questions.note(bookie, max(now - asked - QUESTION_MS / 1000, 0), now)
         listening, polled = self._listening, self._polled

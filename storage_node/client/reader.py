@@ -103,9 +103,12 @@ class LedgerReader:
 
     @property
     def lag_s(self) -> float | None:
-        """Seconds by which the LAC may be behind that of a writer in the farthest region of the last ensemble: what
-        news take from there, half a measured round trip. 0 of a closed ledger; None where the own region, or a distance, is
-        not known. A last entry that no later one follows is confirmed `explicitLacInterval` after that."""
+        """Seconds by which the LAC may be behind that of a writer in the farthest region of the last ensemble.
+
+        It is the time that news take from there, half a measured round trip; 0 of a closed ledger; None where the own
+        region, or a distance, is not known. A last entry that no later one follows is confirmed `explicitLacInterval`
+        after that.
+        """
         if self.closed:
             return 0.0
         return self._pool.nearness.one_way_s(self.metadata.last_ensemble.bookies, self._loop.time())

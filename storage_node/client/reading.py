@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from metadata.bookkeeper.ledger_metadata import DigestType, LedgerMetadata
 from metadata.foundation.errors import DistributedLogError, check
-from storage_node.client.connections import Answer, BatchAnswer, ConnectionPool, answer_error
+from storage_node.client.connections import Answer, BatchAnswer, Connection, ConnectionPool, answer_error
 from storage_node.client.health import SLOW
 from storage_node.client.nearness import AnswerTimes
 from storage_node.errors import ProtocolError, RequestTimeoutError
@@ -143,20 +143,19 @@ class EntryFetcher:
         fetch.asked.append((bookie, txn_id))
         asked = self._loop.time()
         connection = pool.to(bookie, self._ledger_id)
-        timed = self._nearness.known and connection.connected  # else the time to connect would be a part of it
         connection.request(
             txn_id,
             Operation.READ,
             encode_read_request(txn_id, self._ledger_id, fetch.entry_id),
             self._settings.read_entry_timeout_ms,
-            lambda answer: self._answered(fetch, index, asked, answer, timed),
+            lambda answer: self._answered(fetch, index, asked, answer, connection),
         )
 
-    def _answered(self, fetch: _Fetch, index: int, asked: float, answer: Answer, timed: bool) -> None:
+    def _answered(self, fetch: _Fetch, index: int, asked: float, answer: Answer, connection: Connection) -> None:
         bookie = fetch.bookies[index]
-        if timed and isinstance(answer, ReadResponse):
+        if self._nearness.known and isinstance(answer, ReadResponse):
             now = self._loop.time()
-            self._nearness.reads.note(bookie, now - asked, now)
+            self._nearness.reads.note(bookie, now - max(asked, connection.opened_at), now)
             self._pool.hedges.answered(bookie)
         if fetch.future.done():
             return
@@ -354,12 +353,11 @@ class EntryFetcher:
         connection = pool.batches_of(bookie)
         batch.asked.append((bookie, request_id))
         asked = self._loop.time()
-        timed = self._nearness.known and connection.connected
 
         def answered(answer: BatchAnswer) -> None:
-            if timed and not isinstance(answer, DistributedLogError) and answer.entries:
+            if self._nearness.known and not isinstance(answer, DistributedLogError) and answer.entries:
                 now = self._loop.time()
-                self._nearness.batches.note(bookie, now - asked, now)
+                self._nearness.batches.note(bookie, now - max(asked, connection.opened_at), now)
                 pool.hedges.answered(bookie)
             if batch.future.done():
                 return

@@ -1,4 +1,4 @@
-"""The order of replicas over regions, what is known of distances, and when a second question may be put: plain values."""
+"""The order of replicas over regions, what is known of distances, and when a second question may be put."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def standing(text: str) -> ReplicaStanding:
 
 
 # As upstream describes it (RegionAwareEnsemblePlacementPolicy): healthy local ones, after two of them a remote one, the
-# rest of the local ones, the rest of the remote ones; read-only, slow, gone; within a group those that failed come last.
+# rest of the local ones, the rest of the remote ones; read-only, slow, gone; in a group those that failed come last.
 ORDERS = [
     ("L L R R", [0, 1, 2, 3]),
     ("R R L L", [2, 3, 0, 1]),
