@@ -10,9 +10,10 @@ yet" like that of an idle log, and only another bookie can say which of the two 
   bookie as well have arrived by then. The bookies take turns, other regions first.
 * After a question without news the pause is twice as long, up to `longest_s`: an idle log costs one question in that
   time. News begin with the shortest pause again.
-* Where the question brings news that the polled bookie has not had, that one is *deaf*. The next polls go to the next
-  bookie in order that is not; a deaf one of the own region is polled beside, which costs nothing between regions, and
-  is polled alone again once it was first HEARS_AGAIN times in a row. A deaf one elsewhere is forgotten after FORGET_S.
+* Where questions have brought news DEAF_AFTER times in a row that the polled bookie has not had, that one is *deaf*:
+  once may be by chance, where the question met the news on their way. The next polls go to the next bookie in order
+  that is not; a deaf one of the own region is polled beside, which costs nothing between regions, and is polled alone
+  again once it was first HEARS_AGAIN times in a row. A deaf one elsewhere is forgotten after FORGET_S.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Final
 LEAST_S: Final = 0.02
 UNKNOWN_S: Final = 0.1
 """The first pause, where it is not known how far the other bookies are."""
+DEAF_AFTER: Final = 2
 HEARS_AGAIN: Final = 3
 FORGET_S: Final = 30.0
 
@@ -43,6 +45,7 @@ class TailListening:
         self._round_trip_s = round_trip_s
         self._longest_s = longest_s
         self._deaf: dict[str, float] = {}  # and when it was found to be
+        self._missed: dict[str, int] = {}  # how often one that is not deaf missed news lately, in a row
         self._first: dict[str, int] = {}  # how often a deaf one was first lately, in a row
         self._turn = 0
         self._questions = 0  # since the last news
@@ -56,6 +59,7 @@ class TailListening:
         if bookies != self.bookies:
             self.bookies = bookies
             self._deaf = {bookie: when for bookie, when in self._deaf.items() if bookie in bookies}
+            self._missed.clear()
             self._turn = self._questions = 0
             self._since = now
         for bookie, when in list(self._deaf.items()):
@@ -113,6 +117,7 @@ class TailListening:
         """Note that a polled bookie had news first."""
         bookie = self.bookies[index]
         self._news(now)
+        self._missed.pop(bookie, None)
         if bookie in self._deaf:
             self._first[bookie] = self._first.get(bookie, 0) + 1
             if self._first[bookie] >= HEARS_AGAIN:
@@ -125,10 +130,16 @@ class TailListening:
         """Note that a question brought news that the polled bookie has not had."""
         self._news(now)
         self._first.clear()
-        self._deaf[self.bookies[polled]] = now
+        bookie = self.bookies[polled]
+        misses = self._missed.get(bookie, 0) + 1
+        if misses < DEAF_AFTER:
+            self._missed[bookie] = misses
+            return
+        self._missed.pop(bookie, None)
+        self._deaf[bookie] = now
         if len(self._deaf) == len(self.bookies):
             # Each was late once: that says nothing of any of them now.
-            self._deaf = {self.bookies[polled]: now} if len(self.bookies) > 1 else {}
+            self._deaf = {bookie: now} if len(self.bookies) > 1 else {}
 
     @property
     def deaf(self) -> frozenset[str]:

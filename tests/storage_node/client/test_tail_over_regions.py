@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from storage_node.client.tail_over_regions import FORGET_S, HEARS_AGAIN, LEAST_S, UNKNOWN_S, TailListening
+from storage_node.client.tail_over_regions import DEAF_AFTER, FORGET_S, HEARS_AGAIN, LEAST_S, UNKNOWN_S, TailListening
 
 NEAR, NEAR2, FAR, FARTHER = 0, 1, 2, 3
 NAMES = ("eu1", "eu2", "us1", "ap1")
@@ -16,6 +16,11 @@ def listening(trips: Mapping[str, float] = TRIPS, longest_s: float = 1.0) -> Tai
     machine = TailListening(lambda bookie: bookie.startswith("eu"), trips.get, longest_s)
     machine.begin(NAMES, 0.0)
     return machine
+
+
+def deafen(machine: TailListening, index: int, now: float) -> None:
+    for _ in range(DEAF_AFTER):
+        machine.missed(index, now)
 
 
 def due(machine: TailListening, polled: int = NEAR) -> float:
@@ -59,19 +64,19 @@ def test_news_begin_with_the_shortest_pause_again() -> None:
 
 def test_a_deaf_node_is_polled_behind_the_others_and_beside_them_where_it_is_near() -> None:
     machine = listening()
-    machine.missed(NEAR, 1.0)
+    deafen(machine, NEAR, 1.0)
     assert machine.arrange(ORDER) == [NEAR2, FAR, FARTHER, NEAR]
     assert machine.beside(NEAR2) == [NEAR]
-    machine.missed(NEAR2, 2.0)
+    deafen(machine, NEAR2, 2.0)
     assert machine.arrange(ORDER) == [FAR, FARTHER, NEAR, NEAR2]
     assert machine.beside(FAR) == [NEAR, NEAR2]
-    machine.missed(FAR, 3.0)
+    deafen(machine, FAR, 3.0)
     assert machine.beside(FARTHER) == [NEAR, NEAR2]  # not the far one: it would cost as much again
 
 
 def test_a_deaf_node_is_polled_alone_again_once_it_was_first_some_times_in_a_row() -> None:
     machine = listening()
-    machine.missed(NEAR, 1.0)
+    deafen(machine, NEAR, 1.0)
     for _ in range(5):
         for _ in range(HEARS_AGAIN - 1):
             machine.heard(NEAR, 2.0)
@@ -86,7 +91,7 @@ def test_a_deaf_node_is_polled_alone_again_once_it_was_first_some_times_in_a_row
 def test_where_each_was_late_once_none_but_the_last_is_deaf_and_far_ones_are_forgotten() -> None:
     machine = listening()
     for index in ORDER:
-        machine.missed(index, 1.0)
+        deafen(machine, index, 1.0)
     assert machine.deaf == {"ap1"}
     machine.begin(NAMES, 1.0 + FORGET_S)
     assert machine.deaf == {"ap1"}
@@ -96,11 +101,19 @@ def test_where_each_was_late_once_none_but_the_last_is_deaf_and_far_ones_are_for
 
 def test_another_ensemble_begins_anew_and_a_single_node_has_no_other_to_ask() -> None:
     machine = listening()
-    machine.missed(NEAR, 1.0)
+    deafen(machine, NEAR, 1.0)
     machine.begin(("eu9", *NAMES[1:]), 50.0)
     assert machine.deaf == frozenset()
     assert due(machine) == 50.040
     machine.begin(("eu1",), 60.0)
     assert machine.due(0, (0,)) is None
-    machine.missed(0, 60.0)
+    deafen(machine, 0, 60.0)
     assert machine.deaf == frozenset()
+
+
+def test_a_question_that_meets_the_news_on_their_way_makes_nobody_deaf() -> None:
+    machine = listening()
+    for _ in range(10):
+        machine.missed(NEAR, 1.0)
+        assert machine.deaf == frozenset()
+        machine.heard(NEAR, 2.0)
