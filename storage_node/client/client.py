@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry, UnknownBookieError
+from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble, LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerStore, Versioned
 from metadata.foundation.errors import DistributedLogError, NodeExistsError
@@ -27,7 +27,7 @@ from storage_node.client.ledger_copies import LedgerCopies
 from storage_node.client.pipeline import ClientContext, Tasks
 from storage_node.client.placement.arranging import Adherence
 from storage_node.client.placement.policies import Placement, make_placement
-from storage_node.client.placement.racks import RackMap, RackResolver, resolver_of, said_region
+from storage_node.client.placement.racks import RackMap, RackResolver, addresses_in, resolver_of, said_region
 from storage_node.client.reader import LedgerLocation, LedgerReader
 from storage_node.client.recovering import recover as run_recovery
 from storage_node.client.writer import LedgerWriter
@@ -381,19 +381,8 @@ class Whereabouts:
             logger.info("where storage nodes are is not learned at present: %s", error)
             return
         names = {bookie for ensemble in metadata.ensembles for bookie in ensemble.bookies}
-        await self._racks.see(writable, _addresses_in(sorted(names)))
+        await self._racks.see(writable, addresses_in(sorted(names)))
 
     async def stop(self) -> None:
         """End what runs."""
         await self._tasks.stop()
-
-
-def _addresses_in(names: Iterable[str]) -> list[BookieAddress]:
-    """Return the addresses that ids are; others stay in the default rack unless they are registered."""
-    found = []
-    for name in names:
-        try:
-            found.append(BookieAddress.from_id(name))
-        except UnknownBookieError:
-            continue
-    return found
