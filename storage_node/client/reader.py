@@ -18,12 +18,12 @@ from metadata.bookkeeper.bookies import UnknownBookieError
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError
+from metadata.foundation.regions import region_of_task
 from metadata.store import SessionState, WatchEvent
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.health import outlast
 from storage_node.client.last_confirmed import LacQuestion, TailRound
 from storage_node.client.pipeline import ClientContext, Tasks, digest_of
-from storage_node.client.placement.racks import region_of_task
 from storage_node.client.read_ahead import WINDOW_BYTES, WINDOW_ENTRIES, ReadAhead, Window, check_range
 from storage_node.client.reading import EntryFetcher
 from storage_node.client.tail_over_regions import TailListening
@@ -482,7 +482,7 @@ class ReplicaReader:
         self._regions.update(location.regions)
         if self._pool is None:
             self._pool = ConnectionPool(self._resolve, self._settings, self._network, asyncio.get_running_loop())
-            self._pool.nearness.own = region_of_task(self._settings.placement, self._environment)
+            self._pool.nearness.own = region_of_task(self._settings.placement.region, self._environment)
             self._pool.nearness.find_region = self._regions.get
         fetcher = EntryFetcher(self._pool, location.ledger_id)
 
@@ -501,7 +501,7 @@ class ReplicaReader:
     @property
     def region(self) -> str | None:
         """The region that entries are read in first; None: not known."""
-        return region_of_task(self._settings.placement, self._environment)
+        return region_of_task(self._settings.placement.region, self._environment)
 
     async def _resolve(self, bookie: str) -> tuple[str, int]:
         try:
