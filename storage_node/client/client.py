@@ -28,8 +28,8 @@ from storage_node.client.ledger_copies import LedgerCopies
 from storage_node.client.pipeline import ClientContext, Tasks
 from storage_node.client.placement.arranging import Adherence
 from storage_node.client.placement.by_settings import make_placement
-from storage_node.client.placement.policies import Placement
-from storage_node.client.placement.racks import RackMap, RackResolver, addresses_in, resolver_of
+from storage_node.client.placement.policies import Placement, addresses_of
+from storage_node.client.placement.racks import RackMap, RackResolver, resolver_of
 from storage_node.client.placement.region_policy import RegionSwitches
 from storage_node.client.reader import LedgerLocation, LedgerReader
 from storage_node.client.recovering import recover as run_recovery
@@ -387,7 +387,7 @@ class Whereabouts:
             logger.info("where storage nodes are is not learned at present: %s", error)
             return
         names = {bookie for ensemble in metadata.ensembles for bookie in ensemble.bookies}
-        await self._racks.see(writable, addresses_in(sorted(names)))
+        await self._racks.see(writable, addresses_of(sorted(names)))
 
     async def stop(self) -> None:
         """End what runs."""

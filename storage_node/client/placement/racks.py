@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from metadata.bookkeeper.bookies import BookieAddress, UnknownBookieError
+from metadata.bookkeeper.bookies import BookieAddress
 from metadata.foundation.errors import CallerError, DistributedLogError
 from storage_node.client.health import Timer
 from storage_node.errors import RackResolutionError
@@ -70,18 +70,6 @@ class _Place:
     """None: the resolver could not say."""
     ask_again: float
     """Loop time; only where there is no location."""
-
-
-def addresses_in(bookies: Iterable[str]) -> list[BookieAddress]:
-    """Return the addresses that ids of bookies are. One that is none is left out: it stays in the default rack unless
-    it was seen registered."""
-    found = []
-    for bookie in bookies:
-        try:
-            found.append(BookieAddress.from_id(bookie))
-        except UnknownBookieError:
-            continue
-    return found
 
 
 class RackMap:
