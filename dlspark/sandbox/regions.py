@@ -37,6 +37,22 @@ _SCRIPT: Final = "locations.sh"
 _LOG: Final = "gateways.log"
 
 
+def region_environment(directory: Path, place: RegionPlace) -> dict[str, str]:
+    """Return the variables that put a program into a region of the sandbox in `directory`."""
+    return {
+        REGION_VARIABLE: place.name,
+        socks.VARIABLE: f"{place.host}:{place.gateway_port}",
+        socks.DIRECT_VARIABLE: place.host,
+        "DLSPARK_CONF": str(directory.absolute() / CONF),
+    }
+
+
+def export_line(directory: Path, place: RegionPlace) -> str:
+    """Return the same for a shell."""
+    variables = region_environment(directory, place)
+    return "export " + " ".join(f"{key}={shlex.quote(value)}" for key, value in variables.items())
+
+
 class SandboxRegions:
     """The regions of one running sandbox.
 
@@ -90,17 +106,7 @@ class SandboxRegions:
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the variables that put a program into a region. Raises CallerError."""
-        place = self._place(name)
-        return {
-            REGION_VARIABLE: name,
-            socks.VARIABLE: f"{place.host}:{place.gateway_port}",
-            socks.DIRECT_VARIABLE: place.host,
-            "DLSPARK_CONF": str(self._directory / CONF),
-        }
-
-    def export_line(self, name: str) -> str:
-        """Return the same for a shell."""
-        return "export " + " ".join(f"{key}={shlex.quote(value)}" for key, value in self.environment(name).items())
+        return region_environment(self._directory, self._place(name))
 
     def voter_pid(self, name: str) -> int | None:
         """Return the process of a region's ZooKeeper server; None where it does not run."""

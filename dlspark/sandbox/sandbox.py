@@ -36,6 +36,7 @@ from dlspark.sandbox.processes import (
     log_tail,
 )
 from dlspark.sandbox.proxies import SandboxProxies
+from dlspark.sandbox.region_control import RegionControl
 from dlspark.sandbox.regions import SandboxRegions
 from dlspark.sandbox.state import (
     DEFAULT_NODES,
@@ -124,6 +125,7 @@ class Sandbox(OpenedHere):
         self._regions_wanted = regions
         self._round_trip_ms = round_trip_ms
         self._regions: SandboxRegions | None = None
+        self._control: RegionControl | None = None
         if proxies < 0:
             raise CallerError(f"a sandbox cannot have {proxies} proxies")
         self.directory = Path(directory).absolute()
@@ -206,6 +208,14 @@ class Sandbox(OpenedHere):
             raise CallerError("the sandbox has no regions", advice="Start it with regions=3, or --regions 3")
         return self._regions
 
+    def take_commands(self) -> None:
+        """Let `dlspark sandbox region` do to its regions what `regions`, `kill_region` and `heal_region` do. From then
+        on they are for these commands alone. Raises CallerError where there are no regions."""
+        if self._control is None and self.regions:
+            self._control = RegionControl(self)
+            self._state = replace(self.state, control_port=self._control.port)
+            self._state.save(self.directory)
+
     def region_nodes(self, name: str) -> list[int]:
         """Return the indexes of a region's storage nodes."""
         number = self.regions.names.index(name)
@@ -237,7 +247,7 @@ class Sandbox(OpenedHere):
 
     @property
     def zookeeper_pid(self) -> int | None:
-        """ZooKeeper's process, or None where it does not run."""
+        """ZooKeeper's process, or None where it does not run, or each region has one (`regions.voter_pid`)."""
         return self._zookeeper.pid if self._zookeeper is not None else None
 
     def node_directory(self, index: int) -> Path:
@@ -280,6 +290,9 @@ class Sandbox(OpenedHere):
     def stop(self) -> None:
         """End all processes, proxies first and ZooKeeper last, so that all can leave in order. Idempotent."""
         atexit.unregister(self.stop)
+        if self._control is not None:
+            self._control.close()
+            self._control = None
         if self._proxies is not None:
             self._proxies.stop()
             self._proxies = None
@@ -301,7 +314,7 @@ class Sandbox(OpenedHere):
         if self._state is not None:
             state, self._state = self._state, None
             with contextlib.suppress(OSError):  # Readers find out themselves that its processes are gone.
-                replace(state, pid=None, started=None, proxies=0, cold=None).save(self.directory)
+                replace(state, pid=None, started=None, proxies=0, cold=None, control_port=None).save(self.directory)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -326,7 +339,9 @@ class Sandbox(OpenedHere):
         self._await_ready(index)
 
     def kill_zookeeper(self) -> None:
-        """Kill ZooKeeper with SIGKILL; its data stay on disk."""
+        """Kill ZooKeeper with SIGKILL; its data stay on disk. Raises CallerError where each region has a server."""
+        if self._regions is not None:
+            raise CallerError("each region has a ZooKeeper server: none was killed", advice="Use regions.kill_voter")
         if self._zookeeper is not None:
             self._zookeeper.kill()
             self._zookeeper = None
@@ -375,7 +390,8 @@ class Sandbox(OpenedHere):
             had = f"{len(kept.regions)} regions" if kept.regions else "no regions"
             raise CallerError(
                 f"the sandbox in {self.directory} has {had}, and keeps them: its nodes' addresses say where they are",
-                advice=f"Start it with --regions {len(kept.regions)}, or name another directory",
+                advice=f"Start it {f'with --regions {len(kept.regions)}' if kept.regions else 'without any'}, or name "
+                "another directory",
             )
         # Ports that a former start had stay: a node's address is in the metadata of its ledgers.
         has = kept or SandboxState(self._port_wanted, ())
