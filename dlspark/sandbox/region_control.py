@@ -12,14 +12,11 @@ import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
+from dlspark.sandbox.regions import Direction, SandboxRegions
 from dlspark.sandbox.state import SandboxState
 from metadata.foundation.errors import CallerError, DistributedLogError, NotAppliedError, OutcomeUnknownError
-
-if TYPE_CHECKING:
-    from dlspark.sandbox.regions import Direction
-    from dlspark.sandbox.sandbox import Sandbox
 
 HOST: Final = "127.0.0.1"
 _ANSWER_TIMEOUT_S: Final = 120.0
@@ -40,10 +37,27 @@ class RegionCommand:
     round_trip_ms: float = 0.0
 
 
+class RegionOwner(Protocol):
+    """What has regions, and runs their processes?"""
+
+    @property
+    def regions(self) -> SandboxRegions:
+        """The regions."""
+        ...
+
+    def kill_region(self, name: str) -> None:
+        """Cut a region off and kill all that runs in it. Raises CallerError."""
+        ...
+
+    def heal_region(self, name: str) -> None:
+        """Take all faults from a region. Raises CallerError."""
+        ...
+
+
 class RegionControl:
     """Takes commands for one sandbox, one after the other, in a thread of its own."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: RegionOwner) -> None:
         """Listen. Raises OSError."""
         self._sandbox = sandbox
         self._listener = socket.create_server((HOST, 0))

@@ -58,7 +58,7 @@ def stand_in(tmp_path: Path) -> StandIn:
 
 @pytest.fixture
 def state(stand_in: StandIn) -> Iterator[SandboxState]:
-    control = RegionControl(cast(Sandbox, stand_in))
+    control = RegionControl(stand_in)
     started = processes.started(os.getpid())
     yield replace(STATE, pid=os.getpid(), started=started, control_port=control.port)
     control.close()
