@@ -27,8 +27,8 @@ from dlspark.sandbox.state import RegionPlace, SandboxState
 from metadata.foundation import socks
 from metadata.foundation.errors import CallerError
 from metadata.foundation.processes import ending_with_parent
+from metadata.foundation.regions import REGION_VARIABLE
 from metadata.zookeeper.embedded import EmbeddedZooKeeper, EnsembleMember
-from storage_node.client.placement.racks import REGION_VARIABLE
 
 Direction = Literal["both", "in", "out"]
 DIRECTIONS: Final[tuple[Direction, ...]] = ("both", "in", "out")
