@@ -37,3 +37,10 @@ def said_region(said: str, environment: Mapping[str, str] | None = None) -> str:
     Raises CallerError for the name of none."""
     environment = os.environ if environment is None else environment
     return said or region_named(environment.get(REGION_VARIABLE, "").strip(), REGION_VARIABLE)
+
+
+def region_of_task(said: str, environment: Mapping[str, str]) -> str | None:
+    """Return the own region of a process that does a part of what another one has planned: what the environment says,
+    else what was `said`, which is the planner's to say and the same for all of its processes; None where neither does.
+    Raises CallerError for the name of none."""
+    return region_named(environment.get(REGION_VARIABLE, "").strip(), REGION_VARIABLE) or said or None
