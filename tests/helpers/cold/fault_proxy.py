@@ -10,6 +10,7 @@ import asyncio
 import random
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,7 +69,8 @@ class FaultPlan:
     ordered: list[tuple[str, HttpFault]] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     """The lines of all requests so far."""
-    met: int = 0
+    met: Counter[HttpFault] = field(default_factory=Counter)
+    """How often each fault was met."""
 
     def order(self, pattern: str, *faults: HttpFault) -> None:
         """Have the next requests whose lines contain a pattern meet these faults, one each."""
@@ -83,7 +85,8 @@ class FaultPlan:
         """Return what a request meets."""
         self.requests.append(line)
         fault = self._drawn(line)
-        self.met += fault is not None
+        if fault is not None:
+            self.met[fault] += 1
         return fault
 
     def _drawn(self, line: str) -> HttpFault | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import uuid
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import ManifestFile
 from pyiceberg.utils.config import Config
 
 from dlspark.cold.lake.iceberg import IcebergTable
@@ -60,12 +63,16 @@ class RoundTable(ABC):
 
     @property
     @abstractmethod
-    def told(self) -> int:
-        """How many commits were lied about."""
+    def told(self) -> Counter[str]:
+        """How many commits were lied about, by kinds of lies."""
 
 
 class _Iceberg(RoundTable):
     catalog: Catalog
+
+    def __init__(self) -> None:
+        # Manifests never change, and each is in many snapshots.
+        self._manifests: dict[str, list[tuple[str, int]]] = {}
 
     def snapshots(self) -> Snapshots:
         try:
@@ -75,11 +82,19 @@ class _Iceberg(RoundTable):
         found = []
         for one in table.snapshots():
             assert one.summary is not None
-            entries = [
-                entry for manifest in one.manifests(table.io) for entry in manifest.fetch_manifest_entry(table.io)
-            ]
-            found.append(([entry.data_file.file_path for entry in entries], int(one.summary["total-records"] or 0)))
+            files = [file for manifest in one.manifests(table.io) for file in self._files(manifest, table.io)]
+            rows = int(one.summary["total-records"] or 0)
+            assert rows == sum(count for _, count in files), "what a snapshot says, and what its manifests say"
+            found.append(([path for path, _ in files], rows))
         return found
+
+    def _files(self, manifest: ManifestFile, io: FileIO) -> list[tuple[str, int]]:
+        """Return the files that a manifest names, and their rows."""
+        known = self._manifests.get(manifest.manifest_path)
+        if known is None:
+            entries = [entry.data_file for entry in manifest.fetch_manifest_entry(io)]
+            known = self._manifests[manifest.manifest_path] = [(one.file_path, one.record_count) for one in entries]
+        return known
 
     def rows(self) -> int:
         return len(self.catalog.load_table(self.table.identifier).scan(selected_fields=("_error",)).to_arrow())
@@ -89,6 +104,7 @@ class SqliteTable(_Iceberg):
     """Iceberg in a folder."""
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
+        super().__init__()
         self._liar = Liar(rng, LYING)
         place, options = f"sqlite:///{folder}/catalog.db", {"warehouse": f"file://{folder}/lake"}
         self.table = ColdTable("flights", "id", ICEBERG, place, "air.flights", table_logs(["flights"]), options)
@@ -103,8 +119,8 @@ class SqliteTable(_Iceberg):
         self._liar.rate = 0
 
     @property
-    def told(self) -> int:
-        return len(self._liar.told)
+    def told(self) -> Counter[str]:
+        return self._liar.told
 
 
 class DeltaFolder(RoundTable):
@@ -137,14 +153,15 @@ class DeltaFolder(RoundTable):
         self._liar.rate = 0
 
     @property
-    def told(self) -> int:
-        return len(self._liar.told)
+    def told(self) -> Counter[str]:
+        return self._liar.told
 
 
 class RestTable(_Iceberg):
     """Iceberg on S3, in a namespace of its own of a REST catalog."""
 
     def __init__(self, server: S3Server, rng: random.Random, stack: ExitStack) -> None:
+        super().__init__()
         faults = [one for one in HttpFault if one is not HttpFault.DELAY]
         # Each is drawn by itself, in order: about LYING of all commits meet one.
         each = float(1 - (1 - LYING) ** (1 / len(faults)))
@@ -161,8 +178,8 @@ class RestTable(_Iceberg):
         self._proxy.settle()
 
     @property
-    def told(self) -> int:
-        return self._proxy.plan.met
+    def told(self) -> Counter[str]:
+        return Counter({fault.name: count for fault, count in self._proxy.plan.met.items()})
 
 
 CREDENTIAL: Final = f"{ACCESS_KEY}:{SECRET_KEY}"
