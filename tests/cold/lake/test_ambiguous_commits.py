@@ -143,7 +143,7 @@ class World:
         assert (await self.syncs[0].check(self.table)).findings == []
 
 
-KINDS = {"iceberg": 6, "delta": 6, "rest": 1}
+KINDS = {"iceberg": 6, "delta": 6, "rest": 1, "delta_s3": 1}
 """How many rounds the ordinary run has."""
 LIES_A_ROUND = 2.5
 """At least so many: about half of all commits are lied about."""
@@ -157,7 +157,7 @@ ROUND_S = 300
 async def test_no_file_is_lost_and_none_is_there_twice(tmp_path, kind, rounds, request, monkeypatch):
     lies: Counter[str] = Counter()
     server = None
-    if kind == "rest":
+    if kind in ("rest", "delta_s3"):
         server = request.getfixturevalue("lake_server")
         use_keys(monkeypatch)
     for seed in count():

@@ -158,6 +158,8 @@ class FaultProxy:
                 await self._serve(request, writer)
         except (OSError, EOFError):
             pass  # the client has gone, or the server: the connection ends, which is what the client hears
+        except asyncio.CancelledError:
+            pass  # `stop`: nobody waits for this task but that, and asyncio would report a cancelled one as a failure
         finally:
             self._connections.discard(task)
             writer.close()

@@ -31,7 +31,8 @@ from dlspark.cold.lake.opening import open_table
 from dlspark.cold.lake.targets import LakeTable
 from helpers.cold.fault_proxy import FaultPlan, HttpFault, running_proxy
 from helpers.cold.lake_worlds import Liar, LyingCatalog, LyingDelta
-from helpers.cold.servers import ACCESS_KEY, KEYS, LAKE, REGION, SECRET_KEY, S3Server
+from helpers.cold.proxy_process import proxy_process
+from helpers.cold.servers import ACCESS_KEY, BUCKET, KEYS, LAKE, REGION, SECRET_KEY, S3Server
 from metadata.distributedlog.cold_tables import DELTA, ICEBERG, ColdTable, table_logs
 
 LYING: Final = 0.5
@@ -157,17 +158,64 @@ class DeltaFolder(RoundTable):
         return self._liar.told
 
 
+class DeltaOnS3(RoundTable):
+    """Delta on S3, below a prefix of its own; by `repeats`, deltalake repeats requests as it does, or never."""
+
+    def __init__(self, server: S3Server, rng: random.Random, stack: ExitStack, repeats: bool) -> None:
+        plan = lying_plan(rng, r"^PUT \S+/_delta_log/")
+        self._proxy = stack.enter_context(proxy_process(server.endpoint, plan))
+        options = {"region": REGION, "allow_http": "true"}
+        self._own = {**options, "endpoint": server.endpoint}
+        declared = {**options, "endpoint": self._proxy.endpoint, **({} if repeats else {"max_retries": "0"})}
+        place = f"s3://{BUCKET}/tables/{uuid.uuid4().hex}"
+        self.table = ColdTable("flights", "id", DELTA, place, "", table_logs(["flights"]), declared)
+        self._known: Snapshots = []
+
+    def snapshots(self) -> Snapshots:
+        last = self._at(None).version()
+        # A version never changes: `stop` has all of them read again, and compared.
+        self._known += [self._version(at) for at in range(len(self._known), last + 1)]
+        return self._known
+
+    def _version(self, at: int) -> tuple[list[str], int]:
+        actions = pa.table(self._at(at).get_add_actions(flatten=True)).to_pylist()
+        return [one["path"] for one in actions], sum(one["num_records"] for one in actions)
+
+    def rows(self) -> int:
+        return len(pa.table(self._at(None).scan(columns=["_error"]).read_all()))
+
+    def _at(self, version: int | None) -> DeltaTable:
+        return DeltaTable(self.table.place, version=version, storage_options=self._own)
+
+    def stop(self) -> None:
+        self._proxy.stop_faults()
+        former, self._known = self._known, []
+        assert self.snapshots()[: len(former)] == former, "a version has become another one"
+
+    @property
+    def told(self) -> Counter[str]:
+        return by_name(self._proxy.met())
+
+
+def lying_plan(rng: random.Random, only: str) -> FaultPlan:
+    """Return a plan by which about LYING of the requests that match meet a fault, of all kinds."""
+    faults = [one for one in HttpFault if one is not HttpFault.DELAY]
+    # Each is drawn by itself, in order.
+    each = float(1 - (1 - LYING) ** (1 / len(faults)))
+    return FaultPlan(rng, dict.fromkeys(faults, each), only)
+
+
+def by_name(met: Counter[HttpFault]) -> Counter[str]:
+    """Return how often faults were met, by their names."""
+    return Counter({fault.name: count for fault, count in met.items()})
+
+
 class RestTable(_Iceberg):
     """Iceberg on S3, in a namespace of its own of a REST catalog."""
 
     def __init__(self, server: S3Server, rng: random.Random, stack: ExitStack) -> None:
         super().__init__()
-        faults = [one for one in HttpFault if one is not HttpFault.DELAY]
-        # Each is drawn by itself, in order: about LYING of all commits meet one.
-        each = float(1 - (1 - LYING) ** (1 / len(faults)))
-        rates: dict[HttpFault, float] = dict.fromkeys(faults, each)
-        plan = FaultPlan(rng, rates, r"^POST \S+/tables")
-        self._proxy = stack.enter_context(running_proxy(server.catalog, plan))
+        self._proxy = stack.enter_context(running_proxy(server.catalog, lying_plan(rng, r"^POST \S+/tables")))
         name, options = f"n{uuid.uuid4().hex}.flights", rest_options(server)
         self.table = ColdTable("flights", "id", ICEBERG, self._proxy.endpoint, name, table_logs(["flights"]), options)
         self.catalog = load_catalog("c", type="rest", uri=server.catalog, credential=CREDENTIAL, **options)
@@ -179,7 +227,7 @@ class RestTable(_Iceberg):
 
     @property
     def told(self) -> Counter[str]:
-        return Counter({fault.name: count for fault, count in self._proxy.plan.met.items()})
+        return by_name(self._proxy.plan.met)
 
 
 CREDENTIAL: Final = f"{ACCESS_KEY}:{SECRET_KEY}"
@@ -207,7 +255,7 @@ def use_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def round_table(kind: str, folder: Path, rng: random.Random, server: S3Server | None) -> Iterator[RoundTable]:
-    """Yield a table that is not made yet, of the kind `iceberg`, `delta` or `rest`."""
+    """Yield a table that is not made yet, of the kind `iceberg`, `delta`, `rest` or `delta_s3`."""
     with ExitStack() as stack:
         if kind == "iceberg":
             found = SqliteTable(folder, rng)
@@ -217,4 +265,7 @@ def round_table(kind: str, folder: Path, rng: random.Random, server: S3Server | 
             yield DeltaFolder(folder, rng)
         else:
             assert server is not None
-            yield RestTable(server, rng, stack)
+            if kind == "rest":
+                yield RestTable(server, rng, stack)
+            else:
+                yield DeltaOnS3(server, rng, stack, repeats=rng.random() < 0.5)
