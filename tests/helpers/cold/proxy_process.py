@@ -1,6 +1,6 @@
 """A `FaultProxy` in a process of its own: for clients that keep Python's lock while they wait for an answer.
 
-deltalake does so in some calls (1.6): a proxy in a thread of the same process could not answer it.
+deltalake 1.6 does so when it reads a table's history: a proxy in a thread of the same process could not answer it.
 """
 
 from __future__ import annotations
