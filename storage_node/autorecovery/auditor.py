@@ -368,7 +368,7 @@ MAX_VERDICTS: Final = 10_000
 MAX_NAMED: Final = 100
 """Ledgers that a pass names in the log; all are counted."""
 
-Judge: TypeAlias = Callable[[Sequence[str], int], Awaitable[Adherence]]
+Judge: TypeAlias = Callable[[Sequence[str], int, int], Awaitable[Adherence]]
 
 
 @dataclass(slots=True)
@@ -384,12 +384,12 @@ class PlacementReport:
 
 
 class PlacementCheck:
-    """One pass over all ledgers. `judge(bookies, write_quorum)` is the policy's."""
+    """One pass over all ledgers. `judge(bookies, write_quorum, ack_quorum)` is the policy's."""
 
     def __init__(self, ledgers: LedgerStore, judge: Judge) -> None:
         self._ledgers = ledgers
         self._judge = judge
-        self._verdicts: dict[tuple[tuple[str, ...], int], Adherence] = {}
+        self._verdicts: dict[tuple[tuple[str, ...], int, int], Adherence] = {}
         self.report = PlacementReport()
 
     async def run(self) -> PlacementReport:
@@ -411,7 +411,8 @@ class PlacementCheck:
 
     async def _count(self, ledger_id: int, metadata: LedgerMetadata) -> None:
         report = self.report
-        verdicts = [await self._verdict(part.bookies, metadata.write_quorum) for part in metadata.ensembles]
+        quorums = metadata.write_quorum, metadata.ack_quorum
+        verdicts = [await self._verdict(part.bookies, *quorums) for part in metadata.ensembles]
         report.closed += 1
         worst = min(verdicts)
         if worst is Adherence.MEETS_SOFT:
@@ -426,11 +427,11 @@ class PlacementCheck:
                 ]
                 logger.warning("ledger %d does not keep the placement policy: %s", ledger_id, "; ".join(bad))
 
-    async def _verdict(self, bookies: tuple[str, ...], write_quorum: int) -> Adherence:
-        key = (bookies, write_quorum)
+    async def _verdict(self, bookies: tuple[str, ...], write_quorum: int, ack_quorum: int) -> Adherence:
+        key = (bookies, write_quorum, ack_quorum)
         found = self._verdicts.get(key)
         if found is None:
-            found = await self._judge(bookies, write_quorum)
+            found = await self._judge(bookies, write_quorum, ack_quorum)
             if len(self._verdicts) >= MAX_VERDICTS:
                 self._verdicts.clear()
             self._verdicts[key] = found

@@ -239,9 +239,9 @@ class LedgerClient:
         """Return access to single copies of a ledger's entries, for auto-recovery."""
         return LedgerCopies(self._use(), ledger_id, metadata)
 
-    async def judge_placement(self, bookies: Sequence[str], write_quorum: int) -> Adherence:
+    async def judge_placement(self, bookies: Sequence[str], write_quorum: int, ack_quorum: int) -> Adherence:
         """Return how well an ensemble keeps this client's placement policy. Raises the metadata store's errors."""
-        return await self._use().placement.judge(bookies, write_quorum)
+        return await self._use().placement.judge(bookies, write_quorum, ack_quorum)
 
     async def disk_space(self, bookie: str) -> DiskSpace:
         """Return what a bookie says of its disks. Raises what kept it from answering, within

@@ -77,7 +77,7 @@ async def _spread(context: ClientContext, ledger_id: int, metadata: LedgerMetada
     if metadata.is_closed or not context.settings.placement.enforce_min_num_fault_domains_for_write:
         return None
     bookies, write_quorum = metadata.last_ensemble.bookies, metadata.write_quorum
-    if await context.placement.judge(bookies, write_quorum) is Adherence.FAIL:
+    if await context.placement.judge(bookies, write_quorum, metadata.ack_quorum) is Adherence.FAIL:
         logger.warning(
             "ledger %d is recovered without enforceMinNumFaultDomainsForWrite: its ensemble %s is in too few racks",
             ledger_id,

@@ -14,7 +14,7 @@ from typing import Final
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import FLAG, MAX_INT, REAL, WHOLE, Registry, Value, setting
 from storage_node.protocol.frames import MAX_FRAME_BYTES
-from storage_node.settings.placement import PAGE, PlacementSettings
+from storage_node.settings.placement import PAGE, REFUSED_PLACEMENT, PlacementSettings
 
 SECOND: Final = 1000
 READ_TIMEOUT: Final = "readTimeout"
@@ -344,7 +344,7 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "taskExecutionWarnTimeMicros": _METRICS,
     "enablePerHostStats": _METRICS,
     "clientConnectBookieUnavailableLogThrottling": _METRICS,
-    "networkTopologyStabilizePeriodSeconds": "the list of storage nodes is read when it is needed",
+    **REFUSED_PLACEMENT,
     "followBookieAddressTrackingEnabled": "addresses are looked up for each connection that is made",
 }
 """BookKeeper's keys that are refused, and why nothing is to be set."""

@@ -258,6 +258,14 @@ class PlacementKeys:
         "Regions that replace those read from host names: host:region;host:region",
         per_log=False,
     )
+    region: str = setting(
+        TEXT,
+        "",
+        "region",
+        "Region of this process; empty: the environment variable DLSPARK_REGION, else what finds racks says",
+        own=True,
+        per_log=False,
+    )
 
 
 @dataclass(frozen=True)

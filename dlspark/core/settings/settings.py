@@ -129,7 +129,9 @@ class Settings(
 
     def _placement(self) -> PlacementSettings:
         return PlacementSettings(
-            repp_dns_resolver_class=self.rack_resolver, dns_resolver_overrides=self.resolver_overrides
+            repp_dns_resolver_class=self.rack_resolver,
+            dns_resolver_overrides=self.resolver_overrides,
+            region=self.region,
         )
 
     def _check_placement(self) -> None:

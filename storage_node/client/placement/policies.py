@@ -18,7 +18,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry, UnknownBookieError
-from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.errors import CallerError, DistributedLogError
 from storage_node.client.connections import Answer, ConnectionPool
 from storage_node.client.placement.arranging import (
     Adherence,
@@ -29,7 +29,7 @@ from storage_node.client.placement.arranging import (
     replace_lawfully,
 )
 from storage_node.client.placement.candidates import Candidates, FreeSpace, Stages, Weighing
-from storage_node.client.placement.racks import RackMap, RackResolver, is_default, resolver_of
+from storage_node.client.placement.racks import RackMap, RackResolver, is_default, resolver_of, said_region
 from storage_node.errors import NotEnoughBookiesError, RequestTimeoutError
 from storage_node.protocol.encoding import encode_bookie_info_request
 from storage_node.protocol.schema import Operation, Status
@@ -53,7 +53,7 @@ class Placement(Protocol):
         """Return a bookie for as many of the wanted indices as there are. Raises what kept it from looking."""
         ...
 
-    async def judge(self, ensemble: Sequence[str], write_quorum: int) -> Adherence:
+    async def judge(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Adherence:
         """Return how well an ensemble keeps this policy's rule."""
         ...
 
@@ -138,7 +138,7 @@ class UniformPlacement(_Policy):
                     return tuple(stage[:size])
         raise _too_few_error(size, len(usable))
 
-    async def judge(self, ensemble: Sequence[str], write_quorum: int) -> Adherence:
+    async def judge(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Adherence:
         """Return MEETS_STRICT always: this policy has no rule that an ensemble could break."""
         return Adherence.MEETS_STRICT
 
@@ -212,7 +212,7 @@ class RackAwarePlacement(_Policy):
             self.racks.error,
         )
 
-    async def judge(self, ensemble: Sequence[str], write_quorum: int) -> Adherence:
+    async def judge(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Adherence:
         """Return how far an existing ensemble keeps the rule. FAIL under enforcement where the rack of a member is not
         known."""
         await self.racks.see(await self._candidates.writable(), _addresses(ensemble))
@@ -292,6 +292,8 @@ def make_placement(
         free_space = FreeSpace(partial(_ask_free_space, pool), settings, pool.loop)
         weighing = Weighing(free_space, settings.bookie_max_multiple_for_weight_based_placement)
     candidates = Candidates(registry, pool.health, pool.quarantine, rng, weighing)
+    if settings.policy == "regionaware":
+        raise CallerError("ensemblePlacementPolicy=regionaware is not built yet", advice="Use rackaware")
     if settings.policy == "uniform":
         return UniformPlacement(
             candidates,
@@ -301,7 +303,7 @@ def make_placement(
         )
     return RackAwarePlacement(
         candidates,
-        RackMap(resolver or resolver_of(settings), pool.loop),
+        RackMap(resolver or resolver_of(settings), pool.loop, said_region(settings)),
         settings,
         memory_ms=client.failure_memory_ms,
         replacement_pause_ms=client.replacement_pause_ms,
