@@ -48,6 +48,18 @@ def lawful(regions: Sequence[str | None], write_quorum: int, ack_quorum: int, mi
     return True
 
 
+def in_racks(locations: Sequence[str], sizes: tuple[int, int, int]) -> bool:
+    """Return whether each region's part of every write set spans two racks, where it is more than one node."""
+    size, write_quorum, _ = sizes
+    for place in {region(location) for location in locations}:
+        racks = [location for location in locations if region(location) == place]
+        part = max(1, int(write_quorum * len(racks) / size + 0.5))
+        for start in range(len(racks)):
+            if part > 1 and len({racks[(start + i) % len(racks)] for i in range(part)}) < 2:
+                return False
+    return True
+
+
 def possible(counts: Iterable[int], sizes: tuple[int, int, int], minimum: int) -> bool:
     """Return whether regions with so many nodes can make a lawful ensemble."""
     return _possible(tuple(sorted((min(count, sizes[0]) for count in counts if count), reverse=True)), sizes, minimum)
@@ -144,6 +156,8 @@ class Comparison:
             regions = [region(state.locations[b]) for b in made]
             if not lawful(regions, write_quorum, ack_quorum, topology.demanded):
                 raise Fault(f"ours is not lawful: {regions}")
+            if topology.enforce_racks and not in_racks([str(state.locations[b]) for b in made], topology.sizes):
+                raise Fault(f"ours is in too few racks: {[state.locations[b] for b in made]}")
             if topology.demanded and not {*dropped} & {*made}:
                 if not all(verdict["fits"]) or not verdict["valid"]:
                     raise Fault(f"ours does not pass Java's check: {regions} {verdict}")
@@ -179,10 +193,10 @@ class Comparison:
                 reasons.append("unknown region")
             elif not lawful(regions, write_quorum, ack_quorum, topology.demanded):
                 reasons.append("unlawful")
-            elif topology.enforce_racks:
-                reasons.append("racks")
+            elif not topology.enforce_racks or in_racks([str(state.locations[b]) for b in ensemble], topology.sizes):
+                raise Fault(f"ours refuses where Java makes {[state.locations[b] for b in ensemble]}")
             else:
-                raise Fault(f"ours refuses where Java makes {regions}")
+                reasons.append("racks")
         return max(reasons, key=reasons.count)
 
     def _replacement(self, topology: Topology, state: State, played: Played, java: dict[str, Any]) -> None:
