@@ -183,6 +183,7 @@ sandbox_app = typer.Typer(help="A local cluster: a real ZooKeeper and storage no
 sandbox_app.command("start")(plain_errors(sandbox.start))
 sandbox_app.command("stop")(plain_errors(sandbox.stop))
 sandbox_app.command("status")(plain_errors(sandbox.status))
+sandbox_app.command("region")(plain_errors(sandbox.region))
 app.add_typer(sandbox_app, name="sandbox")
 
 bookie_app = typer.Typer(help="Run a storage node; tools for one that does not run.")

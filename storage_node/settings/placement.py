@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from metadata.foundation.errors import CallerError
+from metadata.foundation.regions import region_named, region_names
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, Registry, setting
 
 PAGE: Final = "docs/settings/ledger-client.md"
@@ -282,7 +283,7 @@ class PlacementSettings:
     @property
     def regions_to_write(self) -> tuple[str, ...]:
         """The regions that `reppRegionsToWrite` names."""
-        return tuple(filter(None, (region.strip() for region in self.repp_regions_to_write.split(";"))))
+        return region_names(self.repp_regions_to_write)
 
     @property
     def policy(self) -> Policy:
@@ -320,17 +321,6 @@ REFUSED_PLACEMENT: Final[Mapping[str, str]] = {
 """BookKeeper's keys of placement that are refused, and why nothing is to be set."""
 
 REGISTRY: Final = Registry([PlacementSettings], CallerError, page=PAGE, refused=REFUSED_PLACEMENT)
-
-
-def region_named(name: str, key: str) -> str:
-    """Return the name of a region, or the empty text, as it was given under `key`. Raises CallerError for what is the
-    name of none: it is one part of a network location, and stands in a list with semicolons."""
-    if any(character in "/;" or character.isspace() for character in name):
-        raise CallerError(
-            f"{key}: {name!r} is not the name of a region",
-            advice="It is the first part of a network location, `eu` of `/eu/rack1`: without /, ; and spaces",
-        )
-    return name
 
 
 def _named(key: str, name: str, known: Mapping[str, str]) -> str:

@@ -31,7 +31,7 @@ from metadata.bookkeeper.bookies import BookieAddress
 from metadata.foundation.errors import CallerError, DistributedLogError
 from storage_node.client.health import Timer
 from storage_node.errors import RackResolutionError
-from storage_node.settings.placement import PlacementSettings, region_named
+from storage_node.settings.placement import PlacementSettings
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -188,17 +188,6 @@ class RackMap:
             if location is None and former is not None and former.host == address.host:
                 location = former.location  # a resolver that fails for a while moves no bookie
             self._places[address.bookie_id] = _Place(address.host, location, ask_again)
-
-
-REGION_VARIABLE: Final = "DLSPARK_REGION"
-"""Environment variable with this process's own region, where the setting `region` says none."""
-
-
-def said_region(settings: PlacementSettings, environment: Mapping[str, str] | None = None) -> str:
-    """Return this process's own region by the setting `region`, else by the environment; empty: the resolver says.
-    Raises CallerError for one that is no name of a region."""
-    environment = os.environ if environment is None else environment
-    return settings.region or region_named(environment.get(REGION_VARIABLE, "").strip(), REGION_VARIABLE)
 
 
 # ------------------------------------------------------------------------------------ resolvers

@@ -1,0 +1,197 @@
+"""Placement over regions with a registry, a map of locations, and operators who switch regions off and on."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import pytest
+from test_placement import Clock, Registry, Resolver
+
+from metadata.foundation.errors import CallerError, MetadataUnavailableError
+from storage_node.client.health import BookieHealth, Quarantine
+from storage_node.client.placement.arranging import Adherence
+from storage_node.client.placement.candidates import Candidates
+from storage_node.client.placement.racks import RackMap
+from storage_node.client.placement.region_policy import RegionAwarePlacement, RegionSwitches
+from storage_node.errors import NotEnoughBookiesError
+from storage_node.protocol.writing_model import PickReplacements
+from storage_node.settings.placement import PlacementSettings
+
+REGIONS = {"e": "eu", "u": "us", "a": "ap"}
+LISTED = PlacementSettings(ensemble_placement_policy="regionaware", repp_regions_to_write="eu;us;ap")
+COUNTED = PlacementSettings(ensemble_placement_policy="regionaware", enforce_min_num_fault_domains_for_write=True)
+
+
+class World:
+    """Bookies `e0:1`, `e1:1`, `u0:1`, ...: at `/eu/r0`, `/eu/r1`, `/us/r0`; `x0` is of no known place."""
+
+    def __init__(
+        self, counts: Mapping[str, int], conf: PlacementSettings = LISTED, *, region: str = "", seed: int = 1
+    ) -> None:
+        names = [f"{letter}{i}" for letter, count in counts.items() for i in range(count)]
+        self.registry = Registry({f"{name}:1": name for name in names})
+        self.resolver = Resolver({n: f"/{REGIONS[n[0]]}/r{n[1:]}" for n in names if n[0] in REGIONS})
+        self.on: set[tuple[str | None, str]] = set()
+        self.disallowed: frozenset[str] | Exception = frozenset()
+        clock = Clock()
+        candidates = Candidates(
+            self.registry,
+            BookieHealth(clock, 60_000),
+            Quarantine(conf, clock, random.Random(seed)),
+            random.Random(seed),
+        )
+        self.policy = RegionAwarePlacement(
+            candidates,
+            RackMap(self.resolver, clock, region),
+            conf,
+            RegionSwitches(self._disallowed, lambda region, key: (region, key) in self.on),
+            random.Random(seed),
+            memory_ms=60_000,
+            replacement_pause_ms=5_000,
+            replacement_timeout_ms=2_000,
+        )
+
+    async def _disallowed(self) -> frozenset[str]:
+        if isinstance(self.disallowed, Exception):
+            raise self.disallowed
+        return self.disallowed
+
+
+def regions(bookies: Sequence[str]) -> Counter[str]:
+    return Counter(REGIONS[bookie[0]] for bookie in bookies)
+
+
+def wanted(ensemble: Sequence[str], *indices: int, sizes: tuple[int, int]) -> PickReplacements:
+    write_quorum, ack_quorum = sizes
+    return PickReplacements(
+        tuple(ensemble),
+        indices,
+        frozenset(ensemble[index] for index in indices),
+        last_resort=True,
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
+    )
+
+
+async def test_copies_are_spread_over_regions_whatever_the_draw():
+    """bookkeeper issue 3722: new ensembles failed by chance."""
+    for seed in range(200):
+        world = World({"e": 2, "u": 3, "a": 2, "x": 2}, seed=seed)
+        found = await world.policy.new_ensemble(6, 6, 4)
+        assert set(regions(found).values()) == {2}
+        assert await world.policy.judge(found, 6, 4) is Adherence.MEETS_STRICT
+
+
+async def test_the_own_region_gives_first():
+    world = World({"e": 3, "u": 3, "a": 3}, region="us")
+    assert {REGIONS[(await world.policy.new_ensemble(4, 4, 3))[0][0]] for _ in range(20)} == {"us"}
+
+
+async def test_a_size_that_cannot_keep_the_rule_is_refused_with_both_ways_on():
+    """bookkeeper issue 4553."""
+    with pytest.raises(CallerError) as caught:
+        await World({"e": 3, "u": 3, "a": 3}).policy.new_ensemble(3, 3, 2)
+    assert "6/6/4" in str(caught.value)
+    assert "enforceMinNumFaultDomainsForWrite" in str(caught.value)
+
+
+async def test_operators_close_a_region_and_open_it_again():
+    world = World({"e": 3, "u": 3, "a": 3})
+    world.disallowed = frozenset({"eu"})
+    found = await world.policy.new_ensemble(6, 6, 4)
+    assert regions(found) == {"us": 3, "ap": 3}
+    assert await world.policy.allows(found)
+    assert not await world.policy.allows(["e0:1"])
+    world.disallowed = frozenset()
+    world.on.add(("ap", "disallow_bookie_placement"))
+    assert regions(await world.policy.new_ensemble(6, 6, 4)) == {"eu": 3, "us": 3}
+    world.on.clear()
+    assert set(regions(await world.policy.new_ensemble(6, 6, 4)).values()) == {2}
+
+
+async def test_where_every_region_is_closed_nothing_is_placed():
+    world = World({"e": 3, "u": 3, "a": 3})
+    world.disallowed = frozenset({"eu", "us", "ap"})
+    with pytest.raises(NotEnoughBookiesError, match="no region may be placed on: ap, eu, us are all disallowed"):
+        await world.policy.new_ensemble(6, 6, 4)
+
+
+async def test_nothing_is_placed_while_it_is_not_known_which_regions_are_closed():
+    world = World({"e": 3, "u": 3, "a": 3})
+    world.disallowed = MetadataUnavailableError("away")
+    with pytest.raises(MetadataUnavailableError):
+        await world.policy.new_ensemble(6, 6, 4)
+    with pytest.raises(MetadataUnavailableError):
+        await world.policy.allows(["e0:1"])
+
+
+async def test_the_switch_for_durability_takes_the_number_of_regions_out():
+    world = World({"e": 9})
+    with pytest.raises(NotEnoughBookiesError):
+        await world.policy.new_ensemble(6, 6, 4)
+    world.on.add((None, "repp_disable_durability_enforcement"))
+    assert regions(await world.policy.new_ensemble(3, 3, 2)) == {"eu": 3}
+
+
+async def test_a_node_without_a_region_is_placed_around_and_said(caplog):
+    """bookkeeper issue 2490."""
+    world = World({"e": 2, "u": 2, "a": 2, "x": 1})
+    with caplog.at_level(logging.WARNING):
+        await world.policy.new_ensemble(6, 6, 4)
+    assert "1 storage nodes get no copies, because their locations name no region: x0:1" in caplog.text
+
+
+async def test_a_node_that_comes_back_elsewhere_counts_where_it_is():
+    """bookkeeper issues 3665 and 4504: a changed rack was not carried on, a former region stayed."""
+    world = World({"e": 3, "u": 3, "a": 1})
+    assert regions(await world.policy.new_ensemble(6, 6, 4))["ap"] == 1
+    world.registry.hosts.pop("e0:1")
+    await world.policy.new_ensemble(6, 6, 4)
+    world.registry.hosts["e0:1"] = "moved"
+    world.resolver.table = {**world.resolver.table, "moved": "/ap/r7"}
+    world.resolver._table = world.resolver.table
+    found = await world.policy.new_ensemble(6, 6, 4)
+    assert {"e0:1", "a0:1"} <= set(found)
+
+
+async def test_a_replacement_keeps_the_rule_by_the_names_of_nodes_that_are_gone():
+    """bookkeeper issue 2642: the region of a dead node was not known to what repairs its ledgers."""
+    world = World({"e": 3, "u": 3, "a": 3})
+    ensemble = ("e0:1", "e1:1", "u0:1", "u1:1", "a0:1", "a1:1")
+    for bookie in ensemble[:2]:
+        world.registry.hosts.pop(bookie)  # both of eu are away; they have names of this form, and a location
+    found = await world.policy.replacements(wanted(ensemble, 2, sizes=(6, 4)))
+    assert regions(list(found.values())) == {"us": 1}
+    world.registry.hosts.pop("u2:1")
+    found = await world.policy.replacements(wanted(ensemble, 2, sizes=(6, 4)))
+    # Not of eu: with three there, and one of us, eu and ap would still not hold four: eu's e2 and ap's a2 are lawful.
+    assert regions(list(found.values())) <= Counter({"eu": 1, "ap": 1})
+
+
+async def test_anomalous_ensembles_are_counted(caplog):
+    world = World({"e": 4, "u": 3, "a": 3})
+    found = await world.policy.replacements(wanted(("e0:1", "e1:1", "e2:1"), 0, sizes=(3, 2)))
+    assert found == {0: "e3:1"}
+    assert world.policy.anomalous_ensembles == 1
+
+
+async def test_entries_count_when_enough_regions_have_them():
+    world = World({"e": 3, "u": 3, "a": 3, "x": 1}, COUNTED)
+    found = await world.policy.new_ensemble(3, 3, 2)
+    assert set(regions(found).values()) == {1}
+    assert world.policy.spans_fault_domains(found[:2], 3)
+    assert not world.policy.spans_fault_domains(["e0:1", "e1:1"], 3)
+    assert not world.policy.spans_fault_domains(["e0:1", "x0:1"], 3)
+
+
+async def test_without_known_regions_the_policy_is_the_rack_aware_one():
+    plain = PlacementSettings(ensemble_placement_policy="regionaware")
+    world = World({"x": 5}, plain)
+    assert len(set(await world.policy.new_ensemble(3, 3, 2))) == 3
+    one = World({"e": 5}, plain)
+    assert regions(await one.policy.new_ensemble(3, 3, 2)) == {"eu": 3}
+    spread = World({"e": 5, "u": 5}, plain)
+    assert len(regions(await spread.policy.new_ensemble(4, 4, 3))) == 2
