@@ -6,6 +6,7 @@ counted (`verdicts.DIFFERENCES`, and docs/interop.md); whatever is not named the
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ async def test_ensembles_replacements_and_refusals_on_random_topologies(
             ours = OurPolicy(topology)
             played.append([await ours.play(state) for state in topology.states])
         cases = [as_case(topology, made) for topology, made in zip(topologies, played, strict=True)]
-        answers = await policies.ask("regions.play", cases=cases)
+        answers = await asyncio.wrap_future(policies.submit("regions.play", cases=cases))
         for topology, made, answer in zip(topologies, played, answers, strict=True):
             found.add(topology, made, answer)
         if found.faults:
@@ -104,7 +105,7 @@ async def test_ensembles_are_spread_over_the_regions_as_widely_as_by_java(
         states=[State(locations, list(locations), [], [], [], 0)],
     )
     played = await OurPolicy(topology).play(topology.states[0], times)
-    (answer,) = await policies.ask("regions.play", cases=[as_case(topology, [Played()], times)])
+    (answer,) = await asyncio.wrap_future(policies.submit("regions.play", cases=[as_case(topology, [Played()], times)]))
     ours = _pairs(played.ensembles, locations)
     theirs = _pairs(answer["steps"][1]["made"], locations)
     even = {pair: _unevenness(found, tuple(nodes)) for pair, found in (("ours", ours), ("Java's", theirs))}
