@@ -88,12 +88,6 @@ class PlacementSettings:
         "reppEnableDurabilityEnforcementInReplace",
         "Whether the storage node that takes a failed one's place must keep that number, too",
     )
-    repp_enable_validation: bool = setting(
-        FLAG,
-        True,
-        "reppEnableValidation",
-        "Whether a new ensemble in fewer than reppMinimumRegionsForDurability regions is refused",
-    )
     repp_disallow_bookie_placement_in_region_feature_name: str = setting(
         TEXT,
         "disallow_bookie_placement",
@@ -279,6 +273,12 @@ class PlacementSettings:
                 f"reppMinimumRegionsForDurability={minimum} asks for none",
                 advice="Set reppMinimumRegionsForDurability to 2 or more",
             )
+        if self.enforce_min_num_fault_domains_for_write and not self.repp_enable_durability_enforcement_in_replace:
+            raise CallerError(
+                "reppEnableDurabilityEnforcementInReplace=false lets storage nodes be replaced until all copies lie in "
+                "one region, and with enforceMinNumFaultDomainsForWrite no entry would be acknowledged then",
+                advice="Leave one of them out",
+            )
 
     @property
     def regions_to_write(self) -> tuple[str, ...]:
@@ -310,6 +310,7 @@ REFUSED_PLACEMENT: Final[Mapping[str, str]] = {
     "minNumZonesPerWriteQuorum": _ZONES,
     "desiredNumZonesPerWriteQuorum": _ZONES,
     "enforceStrictZoneawarePlacement": _ZONES,
+    "reppEnableValidation": "always so here: no ensemble is made that does not keep the rules",
     "reppDisableDurabilityEnforcementFeature": (
         "it takes an object of Java's; name a switch by reppDisableDurabilityFeatureName"
     ),

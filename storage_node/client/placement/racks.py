@@ -82,6 +82,7 @@ class RackMap:
         self._said_region = region or None
         self._places: dict[str, _Place] = {}  # least recently seen first
         self._present: frozenset[str] = frozenset()
+        self._doubted: set[str] = set()  # known by what was said before `forget`
         self._own: str | None = None
         self._own_known = False
         self._ask_own_again = 0.0
@@ -115,7 +116,12 @@ class RackMap:
             joined = present - self._present
             wanted = [address for address in writable if self._is_due(address, now, address.bookie_id in joined)]
             # A registered bookie's id may name another host than its registration does; the registration counts.
-            wanted += [a for a in also if a.bookie_id not in self._places and a.bookie_id not in present]
+            wanted += [
+                address
+                for address in also
+                if address.bookie_id not in present
+                and (address.bookie_id not in self._places or address.bookie_id in self._doubted)
+            ]
             if wanted:
                 await self._look_up(wanted)
             self._present = present
@@ -157,6 +163,7 @@ class RackMap:
     def forget(self) -> None:
         """Look every rack up again when it is next needed: they have changed."""
         self._present = frozenset()
+        self._doubted = set(self._places)  # also of nodes that are away: they are replaced by where they are
         self._own_known = False
 
     def _is_due(self, address: BookieAddress, now: float, joined: bool) -> bool:
@@ -182,6 +189,7 @@ class RackMap:
                 elif answer is not None:
                     _LOG.warning("%r, given for %s, is not a network location: it counts as not known", answer, host)
         ask_again = self._timer.time() + RETRY_S
+        self._doubted.difference_update(address.bookie_id for address in wanted)
         for address in wanted:
             location = found.get(address.host)
             former = self._places.get(address.bookie_id)

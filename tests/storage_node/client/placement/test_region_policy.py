@@ -18,6 +18,7 @@ from storage_node.client.placement.racks import RackMap
 from storage_node.client.placement.region_policy import RegionAwarePlacement, RegionSwitches
 from storage_node.errors import NotEnoughBookiesError
 from storage_node.protocol.writing_model import PickReplacements
+from storage_node.settings.client import ClientSettings
 from storage_node.settings.placement import PlacementSettings
 
 REGIONS = {"e": "eu", "u": "us", "a": "ap"}
@@ -157,6 +158,37 @@ async def test_a_node_that_comes_back_elsewhere_counts_where_it_is():
     assert {"e0:1", "a0:1"} <= set(found)
 
 
+async def test_after_forgetting_a_node_that_is_away_is_looked_up_where_it_is_now():
+    """Its replacement is picked by its region, and it may never be writable again."""
+    world = World({"e": 3, "u": 3, "a": 3})
+    ensemble = ("e0:1", "u0:1", "a0:1")
+    await world.policy.judge(ensemble, 3, 3)
+    world.registry.hosts.pop("e0:1")
+    world.resolver._table = {**world.resolver.table, "e0": "/us/r9"}
+    await world.policy.judge(ensemble, 3, 3)
+    assert world.policy.racks.region_of("e0:1") == "eu"
+    world.policy.racks.forget()
+    assert await world.policy.judge(ensemble, 3, 3) is Adherence.MEETS_SOFT
+    assert world.policy.racks.region_of("e0:1") == "us"
+    asked = world.resolver.asked["e0"]
+    await world.policy.judge(ensemble, 3, 3)
+    assert world.resolver.asked["e0"] == asked, "once, not at each look"
+
+
+async def test_a_changed_rack_counts_inside_its_region():
+    """bookkeeper issue 3665: it was not carried to the policy of its region."""
+    world = World({"e": 3, "u": 3, "a": 3})
+    world.resolver._table = {name: f"/{REGIONS[name[0]]}/r{int(name[1]) // 2}" for name in world.resolver.table}
+    for _ in range(20):
+        found = await world.policy.new_ensemble(6, 6, 4)
+        assert len({world.policy.racks.rack_of(bookie) for bookie in found}) == 6, "two racks in each region"
+    world.resolver._table |= {"e0": "/eu/r1", "e2": "/eu/r0"}
+    world.policy.racks.forget()
+    for _ in range(20):
+        found = await world.policy.new_ensemble(6, 6, 4)
+        assert not {"e1:1", "e2:1"} <= set(found), "they are in one rack now"
+
+
 async def test_a_replacement_keeps_the_rule_by_the_names_of_nodes_that_are_gone():
     """bookkeeper issue 2642: the region of a dead node was not known to what repairs its ledgers."""
     world = World({"e": 3, "u": 3, "a": 3})
@@ -195,3 +227,37 @@ async def test_without_known_regions_the_policy_is_the_rack_aware_one():
     assert regions(await one.policy.new_ensemble(3, 3, 2)) == {"eu": 3}
     spread = World({"e": 5, "u": 5}, plain)
     assert len(regions(await spread.policy.new_ensemble(4, 4, 3))) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"repp_regions_to_write": "eu;us", "repp_minimum_regions_for_durability": 3}, "names 2 regions"),
+        ({"repp_regions_to_write": "eu;eu"}, "twice"),
+        ({"repp_regions_to_write": "eu/r1;us"}, "not the name of a region"),
+        ({"repp_regions_to_write": "eu;us", "ensemble_placement_policy": "rackaware"}, "knows no regions"),
+        ({"enforce_min_num_fault_domains_for_write": True, "repp_minimum_regions_for_durability": 1}, "asks for none"),
+        (
+            {
+                "enforce_min_num_fault_domains_for_write": True,
+                "repp_enable_durability_enforcement_in_replace": False,
+            },
+            "no entry would be acknowledged",
+        ),
+    ],
+)
+def test_settings_of_regions_that_cannot_be_honoured_are_refused(wrong, message):
+    with pytest.raises(CallerError, match=message):
+        PlacementSettings(**{"ensemble_placement_policy": "regionaware"} | wrong)
+
+
+@pytest.mark.parametrize("key", ["minNumZonesPerWriteQuorum", "desiredNumZonesPerWriteQuorum"])
+def test_keys_of_zones_are_refused_because_regions_are_zones(key):
+    with pytest.raises(CallerError, match="regions are your zones"):
+        ClientSettings.from_mapping({key: "2"})
+
+
+@pytest.mark.parametrize("key", ["reppEnableValidation", "reppDisableDurabilityEnforcementFeature"])
+def test_keys_that_would_do_nothing_are_refused_with_the_reason(key):
+    with pytest.raises(CallerError, match=f"{key} has no effect here"):
+        ClientSettings.from_mapping({key: "true"})
