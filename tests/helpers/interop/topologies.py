@@ -126,7 +126,6 @@ def _bookie(number: int) -> str:
 
 def _state(rng: random.Random, topology: Topology, nodes: Mapping[str, str | None], moved: list[str]) -> State:
     fate = {bookie: rng.choices(("writable", "read-only", "gone"), (12, 1, 1))[0] for bookie in nodes}
-    fate.update(dict.fromkeys(moved, "writable"))  # of others nobody reports that they have moved
     writable = [bookie for bookie in nodes if fate[bookie] == "writable"]
     # Java takes the depth of its first node for the depth of all: those of two parts come first.
     writable.sort(key=lambda bookie: (nodes[bookie] or "/x/y").count("/") != 2)
