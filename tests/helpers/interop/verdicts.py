@@ -19,6 +19,8 @@ DIFFERENCES = {
     "all disallowed": "every region is disallowed: refused here, Java draws nodes at random",
     "unlawful": "Java's ensemble leaves an ack quorum to m-1 regions: it checks nobody in a region of one rack",
     "unknown region": "Java counts the nodes of unknown location as a region of their own",
+    "stale region": "Java knows a node that came back elsewhere by the region that it was looked up in while away",
+    "by racks": "one known region, and no number demanded: ours places by racks alone, with nodes of unknown location",
     "racks": "fewer racks than enforced: Java looks at racks of one allocation, ours at what a region holds in the end",
     "search": "lawful, by Java's check too, but its greedy order (region by region, in blocks) does not find it",
     "replaced unlawfully": "Java's replacement leaves an ack quorum to m-1 regions",
@@ -187,9 +189,15 @@ class Comparison:
             return "all disallowed"
         _, write_quorum, ack_quorum = topology.sizes
         reasons = []
+        former = topology.states[0]
         for ensemble in made:
             regions = [region(state.locations[b]) for b in ensemble]
-            if None in regions:
+            barred = [b for b in ensemble if region(state.locations[b]) in topology.disallowed]
+            if barred:
+                if any(b in former.writable or former.locations[b] == state.locations[b] for b in barred):
+                    raise Fault(f"Java uses {barred}, whose regions are disallowed, and nothing explains it")
+                reasons.append("stale region")
+            elif None in regions:
                 reasons.append("unknown region")
             elif not lawful(regions, write_quorum, ack_quorum, topology.demanded):
                 reasons.append("unlawful")
@@ -232,10 +240,14 @@ class Comparison:
         near = [b for b in free if home is not None and of(b) == home]
         anomalous = not keeps(None, doubting=False)
         murky = any(of(b) is None for b in state.ensemble) or topology.enforce_racks
+        known = {of(b) for b in [*state.ensemble, *free]} - {None}
         if played.picked:
             (pick,) = played.picked
             if pick not in free:
                 raise Fault(f"ours takes {pick}, which may not be used")
+            if topology.demanded <= 1 and len(known) < 2 and of(pick) != home:
+                self.counts["by racks"] += 1
+                return
             if near and of(pick) != home and not topology.enforce_racks:
                 raise Fault(f"ours takes {of(pick)} though {home} has nodes")
             rack = state.locations[failed]
