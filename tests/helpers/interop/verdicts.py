@@ -50,11 +50,11 @@ def lawful(regions: Sequence[str | None], write_quorum: int, ack_quorum: int, mi
     return True
 
 
-def in_racks(locations: Sequence[str], sizes: tuple[int, int, int]) -> bool:
+def in_racks(locations: Sequence[str], sizes: tuple[int, int, int], *, one_region: bool = False) -> bool:
     """Return whether each region's part of every write set spans two racks, where it is more than one node."""
     size, write_quorum, _ = sizes
-    for place in {region(location) for location in locations}:
-        racks = [location for location in locations if region(location) == place]
+    for place in {None} if one_region else {region(location) for location in locations}:
+        racks = [location for location in locations if one_region or region(location) == place]
         part = max(1, int(write_quorum * len(racks) / size + 0.5))
         for start in range(len(racks)):
             if part > 1 and len({racks[(start + i) % len(racks)] for i in range(part)}) < 2:
@@ -158,7 +158,9 @@ class Comparison:
             regions = [region(state.locations[b]) for b in made]
             if not lawful(regions, write_quorum, ack_quorum, topology.demanded):
                 raise Fault(f"ours is not lawful: {regions}")
-            if topology.enforce_racks and not in_racks([str(state.locations[b]) for b in made], topology.sizes):
+            by_racks = topology.demanded <= 1 and len(located) < 2
+            racks = [str(state.locations[b]) for b in made]
+            if topology.enforce_racks and not in_racks(racks, topology.sizes, one_region=by_racks):
                 raise Fault(f"ours is in too few racks: {[state.locations[b] for b in made]}")
             if topology.demanded and not {*dropped} & {*made}:
                 if not all(verdict["fits"]) or not verdict["valid"]:
