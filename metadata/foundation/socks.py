@@ -6,7 +6,8 @@ or that must not (a region of the sandbox, whose connections to others are delay
     DLSPARK_SOCKS         host:port of the proxy, with or without `socks4://` before it
     DLSPARK_SOCKS_DIRECT  hosts, separated by commas, that are dialled without it; empty: none
 
-They hold for the connections of this process to ZooKeeper, storage nodes and proxies; its own servers listen as ever.
+They hold for the connections of this process to ZooKeeper, storage nodes and proxies, but for gRPC to these; its own
+servers listen as ever.
 Version 4 has one question and one answer. Names are given to the proxy to resolve (version 4a), IPv6 it cannot carry.
 The protocol is D. Koblas' "SOCKS: A protocol for TCP proxy across firewalls", and Y. Lee's extension 4A.
 """

@@ -230,27 +230,38 @@ class TcpNetwork:
             self.pool.short = self.receiving.short
 
     async def _connect(self, host: str, port: int, handler: FrameHandler) -> TcpLink:
-        loop = asyncio.get_running_loop()
-        last: OSError | None = None
-        proxy = self._proxy if self._proxy is not None and self._proxy.leads_to(host) else None
-        for family, address in await _resolve(loop, *((host, port) if proxy is None else (proxy.host, proxy.port))):
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            try:
-                sock.setblocking(False)
-                await loop.sock_connect(sock, address)
-                if proxy is not None:
-                    await _ask_proxy(loop, sock, proxy, host, port)
-                link = self.adopt(loop, sock, address_text(host, port))
-            except OSError as error:
-                sock.close()
-                last = error
-                continue
-            except BaseException:
-                sock.close()
-                raise
-            link.start(handler)
-            return link
-        raise last or OSError(f"{host} has no address")
+        sock = await dial(host, port, self._proxy)
+        try:
+            link = self.adopt(asyncio.get_running_loop(), sock, address_text(host, port))
+        except OSError:
+            sock.close()
+            raise
+        link.start(handler)
+        return link
+
+
+async def dial(host: str, port: int, proxy: SocksProxy | None) -> socket.socket:
+    """Return a connected socket, by way of the proxy where that leads to the host. Raises OSError; it has no limit of
+    time."""
+    loop = asyncio.get_running_loop()
+    last: OSError | None = None
+    by = proxy if proxy is not None and proxy.leads_to(host) else None
+    for family, address in await _resolve(loop, *((host, port) if by is None else (by.host, by.port))):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, address)
+            if by is not None:
+                await _ask_proxy(loop, sock, by, host, port)
+        except OSError as error:
+            sock.close()
+            last = error
+            continue
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    raise last or OSError(f"{host if by is None else by.host} has no address")
 
 
 async def _ask_proxy(

@@ -1,17 +1,19 @@
 """What a namespace's logs shall survive, as quorums: `survive=node|rack|region`, and the price of it in words.
 
-Users name a goal, and the numbers follow (docs/regions.md). One rule is behind all of them: **no place that may be lost
-holds more than W - A copies of an entry**, W the write quorum and A the ack quorum. Then each acknowledged entry has a
-copy elsewhere, A copies are left to write on with, and recovery still hears a decisive number of nodes.
+Users name a goal, and the numbers follow (docs/regions.md). Two rules are behind all of them, for whatever may be
+lost: **an entry counts only when two places have it**, so that one may go; and wherever nothing is away **no place
+holds more than W - A copies of it**, W the write quorum and A the ack quorum, so that A copies are left to write on
+with, and recovery hears a decisive number of nodes.
 
     node                          3/3/2   places are nodes
-    rack                          3/3/2   places are racks, three at least
+    rack                          3/3/2   places are racks, three at least; two of them must have an entry
     region, by copies             6/6/4   over three regions, two copies in each
                                   4/4/3   over four regions or more, one copy in each of four
-    region, by acknowledgements   3/3/2   one copy in each of three, and an entry counts when two regions have it
+    region, by acknowledgements   3/3/2   one copy in each of three; two regions must have an entry
 
-By copies the quorum rule of BookKeeper's own region-aware policy (A > W - floor(W / 2)) holds as well: Java's writers
-keep the goal too. By acknowledgements it does not: half the storage, but only this library's writers keep it.
+By copies the numbers alone keep the first rule, as BookKeeper's own region-aware policy demands it
+(A > W - floor(W / 2)): Java's writers keep the goal too. By acknowledgements they do not: half the storage, but only
+this library's writers count regions.
 
 Two regions cannot do it: whichever holds A copies of an entry is one that must not be lost, and with less than A in
 each no writing goes on when the other is away.
@@ -29,9 +31,8 @@ from metadata.foundation.settings import Value
 NODE, RACK, REGION = "node", "rack", "region"
 COPIES, ACKNOWLEDGEMENTS = "copies", "acknowledgements"
 FEWEST_REGIONS: Final = 3
-LOST_REGIONS: Final = 1
-DURABLE_REGIONS: Final = LOST_REGIONS + 1
-"""Regions that must have an entry before it counts."""
+DURABLE_PLACES: Final = 2
+"""Racks or regions that must have an entry before it counts, so that one of them may go."""
 
 
 REGIONS_TO_WRITE: Final = "reppRegionsToWrite"
@@ -71,17 +72,29 @@ def survival_plan(goal: str, by: str, regions: Sequence[str]) -> SurvivalPlan:
         SettingsError: there are too few regions; it says what is missing, and both ways on.
     """
     if goal == NODE:
-        return SurvivalPlan(NODE, 3, 3, 2, 1, "3 copies; a write waits for the second-fastest of three storage nodes")
+        price = (
+            "3 copies; a write waits for the second-fastest of three storage nodes; one may go, and writing goes on, "
+            "with a fourth one also into new segments"
+        )
+        return SurvivalPlan(NODE, 3, 3, 2, 1, price)
     if goal == RACK:
+        price = (
+            "3 copies in three racks, of which two must have an entry before it counts; a write waits for the "
+            "second-fastest rack; one rack may go, and writing goes on, with two storage nodes in each rack also into "
+            "new segments"
+        )
         return SurvivalPlan(
             RACK,
             3,
             3,
             2,
-            1,
-            "3 copies in three racks; a write waits for the second-fastest of three racks, and no segment begins while "
-            "fewer than three racks have a storage node",
-            {"minNumRacksPerWriteQuorum": 3, "enforceMinNumRacksPerWriteQuorum": True},
+            2,
+            price,
+            {
+                "minNumRacksPerWriteQuorum": DURABLE_PLACES,
+                "enforceMinNumRacksPerWriteQuorum": True,
+                "enforceMinNumFaultDomainsForWrite": True,
+            },
         )
     if len(regions) < FEWEST_REGIONS:
         listed = ", ".join(regions) or "none"
@@ -122,4 +135,4 @@ def _by_acknowledgements() -> SurvivalPlan:
 
 
 def _over_regions() -> dict[str, Value]:
-    return {"ensemblePlacementPolicy": "regionaware", "reppMinimumRegionsForDurability": DURABLE_REGIONS}
+    return {"ensemblePlacementPolicy": "regionaware", "reppMinimumRegionsForDurability": DURABLE_PLACES}

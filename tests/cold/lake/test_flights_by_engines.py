@@ -173,7 +173,7 @@ class LogReader:
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.processes
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 async def test_all_engines_come_to_the_figures_of_the_flights(sandbox, spark, declared, tmp_path):
     rows = flights()
     size = -(-len(rows) // PARTS)

@@ -65,7 +65,8 @@ def test_the_settings_of_a_namespace_follow_from_the_goal():
     assert cheaper.client_settings().placement.enforce_min_num_fault_domains_for_write
 
     racks = settings(survive="rack").client_settings().placement
-    assert (racks.min_num_racks_per_write_quorum, racks.enforces_racks) == (3, True)
+    assert (racks.min_num_racks_per_write_quorum, racks.enforces_racks) == (2, True)
+    assert racks.enforce_min_num_fault_domains_for_write
 
     assert settings().survival is None
     assert settings(survive="node").in_namespace((5, 5, 3)).quorums == (3, 3, 2)
@@ -81,7 +82,7 @@ def test_the_settings_of_a_namespace_follow_from_the_goal():
         ({"surviveBy": "acknowledgements"}, "does nothing without survive=region"),
         ({"survive": "rack", "surviveBy": "acknowledgements"}, "does nothing without survive=region"),
         ({"survive": "node", "bkcEnsembleSize": 5}, "means bkcEnsembleSize=3, and 5 is set"),
-        ({"survive": "rack", "bkc.minNumRacksPerWriteQuorum": 2}, "another value of one of them is set"),
+        ({"survive": "rack", "bkc.minNumRacksPerWriteQuorum": 3}, "another value of one of them is set"),
         (
             {"survive": "region", "bkc.reppRegionsToWrite": THREE, "bkcAckQuorumSize": 3},
             "means bkcAckQuorumSize=4, and 3 is set",

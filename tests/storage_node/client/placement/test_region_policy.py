@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
+from helpers.virtual_time import virtual_time
+from helpers.worlds.model_cluster import FAST, ModelCluster
 from test_placement import Clock, Registry, Resolver
 
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
+from storage_node.client.client import LedgerClient
 from storage_node.client.health import BookieHealth, Quarantine
 from storage_node.client.placement.arranging import Adherence
 from storage_node.client.placement.candidates import Candidates
-from storage_node.client.placement.racks import RackMap
+from storage_node.client.placement.racks import RackMap, StaticResolver
 from storage_node.client.placement.region_policy import RegionAwarePlacement, RegionSwitches
-from storage_node.errors import NotEnoughBookiesError
+from storage_node.errors import LedgerFencedError, NotEnoughBookiesError
 from storage_node.protocol.writing_model import PickReplacements
 from storage_node.settings.client import ClientSettings
 from storage_node.settings.placement import PlacementSettings
@@ -261,3 +266,56 @@ def test_keys_of_zones_are_refused_because_regions_are_zones(key):
 def test_keys_that_would_do_nothing_are_refused_with_the_reason(key):
     with pytest.raises(CallerError, match=f"{key} has no effect here"):
         ClientSettings.from_mapping({key: "true"})
+
+
+# ------------------------------------------------------------------------------------ through the client
+
+
+def region_client(cluster: ModelCluster, places: Mapping[str, str]) -> LedgerClient:
+    client = LedgerClient(
+        cluster.ledgers,
+        cluster.registry,
+        settings=replace(FAST, placement=COUNTED, add_entry_timeout_ms=60_000),
+        network=cluster,
+        rng=random.Random(4),
+        racks=StaticResolver(places),
+    )
+    cluster.clients.append(client)
+    return client
+
+
+@virtual_time
+async def test_an_entry_is_acknowledged_from_two_regions_also_by_a_recovery_not_from_two_racks_of_one():
+    """Java counts network locations here: two racks of one region are enough for it."""
+    async with ModelCluster(4) as cluster:
+        locations = ("/eu/r1", "/eu/r2", "/us/r1", "/us/r2")
+        places = dict(zip(sorted(cluster.bookies), locations, strict=True))
+        writer = await region_client(cluster, places).create()
+        await writer.add(b"first")
+        ensemble = writer.metadata.last_ensemble.bookies
+        inside = [places[bookie].split("/")[1] for bookie in ensemble]
+        alone = next(b for b, region in zip(ensemble, inside, strict=True) if inside.count(region) == 1)
+        cluster.bookies[alone].mute = True
+        second = writer.add(b"second")
+        await cluster.settle(20)
+        assert not second.done(), "both acknowledgements come from one region"
+        recovering = asyncio.ensure_future(region_client(cluster, places).open(writer.ledger_id, recover=True))
+        await cluster.settle(20)
+        assert not recovering.done(), "what is added again has to lie in two regions, too"
+        cluster.bookies[alone].kill()
+        reader = await recovering
+        assert [entry.payload for entry in await reader.read(0, 0)] == [b"first"]
+        with pytest.raises(LedgerFencedError):
+            await second
+
+
+@virtual_time
+async def test_a_ledger_whose_regions_are_not_known_is_recovered_all_the_same():
+    """No acknowledgement could ever prove two regions; the ledger would stay open for ever."""
+    async with ModelCluster(3) as cluster:
+        known, *others = sorted(cluster.bookies)
+        for places in ({}, {known: "/eu/r1"}, dict.fromkeys([known, *others], "/eu/r1")):
+            writer = await cluster.client().create()
+            await writer.add(b"first")
+            reader = await region_client(cluster, places).open(writer.ledger_id, recover=True)
+            assert [entry.payload for entry in await reader.read(0, 0)] == [b"first"]
