@@ -19,6 +19,8 @@ DIFFERENCES = {
     "all disallowed": "every region is disallowed: refused here, Java draws nodes at random",
     "unlawful": "Java's ensemble leaves an ack quorum to m-1 regions: it checks nobody in a region of one rack",
     "unknown region": "Java counts the nodes of unknown location as a region of their own",
+    "stale region": "Java knows a node that came back elsewhere by the region that it was looked up in while away",
+    "by racks": "one known region, and no number demanded: ours places by racks alone, with nodes of unknown location",
     "racks": "fewer racks than enforced: Java looks at racks of one allocation, ours at what a region holds in the end",
     "search": "lawful, by Java's check too, but its greedy order (region by region, in blocks) does not find it",
     "replaced unlawfully": "Java's replacement leaves an ack quorum to m-1 regions",
@@ -48,11 +50,11 @@ def lawful(regions: Sequence[str | None], write_quorum: int, ack_quorum: int, mi
     return True
 
 
-def in_racks(locations: Sequence[str], sizes: tuple[int, int, int]) -> bool:
+def in_racks(locations: Sequence[str], sizes: tuple[int, int, int], *, one_region: bool = False) -> bool:
     """Return whether each region's part of every write set spans two racks, where it is more than one node."""
     size, write_quorum, _ = sizes
-    for place in {region(location) for location in locations}:
-        racks = [location for location in locations if region(location) == place]
+    for place in {None} if one_region else {region(location) for location in locations}:
+        racks = [location for location in locations if one_region or region(location) == place]
         part = max(1, int(write_quorum * len(racks) / size + 0.5))
         for start in range(len(racks)):
             if part > 1 and len({racks[(start + i) % len(racks)] for i in range(part)}) < 2:
@@ -156,7 +158,9 @@ class Comparison:
             regions = [region(state.locations[b]) for b in made]
             if not lawful(regions, write_quorum, ack_quorum, topology.demanded):
                 raise Fault(f"ours is not lawful: {regions}")
-            if topology.enforce_racks and not in_racks([str(state.locations[b]) for b in made], topology.sizes):
+            by_racks = topology.demanded <= 1 and len(located) < 2
+            racks = [str(state.locations[b]) for b in made]
+            if topology.enforce_racks and not in_racks(racks, topology.sizes, one_region=by_racks):
                 raise Fault(f"ours is in too few racks: {[state.locations[b] for b in made]}")
             if topology.demanded and not {*dropped} & {*made}:
                 if not all(verdict["fits"]) or not verdict["valid"]:
@@ -187,9 +191,15 @@ class Comparison:
             return "all disallowed"
         _, write_quorum, ack_quorum = topology.sizes
         reasons = []
+        former = topology.states[0]
         for ensemble in made:
             regions = [region(state.locations[b]) for b in ensemble]
-            if None in regions:
+            barred = [b for b in ensemble if region(state.locations[b]) in topology.disallowed]
+            if barred:
+                if any(b in former.writable or former.locations[b] == state.locations[b] for b in barred):
+                    raise Fault(f"Java uses {barred}, whose regions are disallowed, and nothing explains it")
+                reasons.append("stale region")
+            elif None in regions:
                 reasons.append("unknown region")
             elif not lawful(regions, write_quorum, ack_quorum, topology.demanded):
                 reasons.append("unlawful")
@@ -232,10 +242,14 @@ class Comparison:
         near = [b for b in free if home is not None and of(b) == home]
         anomalous = not keeps(None, doubting=False)
         murky = any(of(b) is None for b in state.ensemble) or topology.enforce_racks
+        known = {of(b) for b in [*state.ensemble, *free]} - {None}
         if played.picked:
             (pick,) = played.picked
             if pick not in free:
                 raise Fault(f"ours takes {pick}, which may not be used")
+            if topology.demanded <= 1 and len(known) < 2 and of(pick) != home:
+                self.counts["by racks"] += 1
+                return
             if near and of(pick) != home and not topology.enforce_racks:
                 raise Fault(f"ours takes {of(pick)} though {home} has nodes")
             rack = state.locations[failed]
