@@ -10,7 +10,7 @@ import pytest
 from simulation.runs.many import run_many
 from simulation.runs.regions import RegionLoss, losses_table, region_command, run_region
 
-ROUNDS = 6
+ROUNDS = 3
 FIRST = 500
 
 
@@ -24,8 +24,6 @@ def test_any_region_may_go_and_come_back(seed: int | None, rounds: int | None) -
     assert len(played) == len(seeds)
     # The rounds were what they are to be: records were written and read after the loss.
     assert all(one.written_s >= 0 and one.read_s >= 0 for one in played)
-
-
-def test_the_same_seed_gives_the_same_round() -> None:
-    one, other = run_region(FIRST), run_region(FIRST)
-    assert (one.trace_sum, one.steps, one.written_s) == (other.trace_sum, other.steps, other.written_s)
+    one = played[0]
+    again = run_region(one.seed)
+    assert (again.trace_sum, again.steps, again.written_s) == (one.trace_sum, one.steps, one.written_s)
