@@ -36,7 +36,7 @@ BKC_SCOPE: Final = "bkc"
 DISABLE_LOGSEGMENT_ROLLING: Final = "disable_logsegment_rolling"
 DISABLE_WRITE_LIMIT: Final = "disable_write_limit"
 DISABLE_ENSEMBLE_CHANGE: Final = "disable_ensemble_change"
-_IN_REGION: Final = re.compile(rf"{BKC_SCOPE}\.[^./;\s]+\.disallow_bookie_placement")
+_IN_REGION: Final = re.compile(rf"{BKC_SCOPE}\.[^/;\s]+\.disallow_bookie_placement")
 """The switches of regions, one for each."""
 
 KNOWN_FEATURES: Final[Mapping[str, str]] = {
