@@ -148,6 +148,7 @@ def status(directory: DirectoryOption = None) -> None:
     parts = [*state.zookeeper_servers.split(","), *(state.node_id(index) for index in range(len(state.node_ports)))]
     local = [*state.proxy_ports[: state.proxies], *([state.read_proxy_port] if state.proxies else [])]
     parts += [f"127.0.0.1:{port}" for port in local if port is not None]
+    parts += [f"{place.host}:{place.gateway_port}" for place in state.regions]
     silent = [address for address in parts if not _listens(address)]
     if silent:
         typer.echo(

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -137,7 +138,8 @@ class SandboxRegions:
             voter.stop()
         if self._gateways is not None:
             if self._gateways.stdin is not None:
-                self._gateways.stdin.close()
+                with suppress(OSError):  # what could not be said to gateways that have died
+                    self._gateways.stdin.close()
             end_processes([self._gateways])
             self._gateways = None
 
@@ -203,8 +205,11 @@ class SandboxRegions:
     def slow(self, name: str, round_trip_ms: float) -> None:
         """Let a round trip between this region and any other take so long. Raises CallerError."""
         self._place(name)
-        if round_trip_ms < 0:
-            raise CallerError(f"a round trip of {round_trip_ms} ms cannot be")
+        if round_trip_ms < self._usual_ms:
+            raise CallerError(
+                f"a round trip of {round_trip_ms:g} ms is shorter than the usual one here, {self._usual_ms:g} ms",
+                advice="Name a longer one; heal the region to have the usual one again",
+            )
         self._round_trip_ms[name] = round_trip_ms
         self._set_ways()
 

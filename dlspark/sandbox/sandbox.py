@@ -46,7 +46,7 @@ from dlspark.sandbox.state import (
     RegionPlace,
     SandboxState,
 )
-from metadata.foundation import processes
+from metadata.foundation import processes, socks
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OpenedHere
 from metadata.foundation.private_files import DIRECTORY_MODE, make_private_directory
@@ -234,9 +234,11 @@ class Sandbox(OpenedHere):
         self.regions.heal(name)
         if name in self.regions.killed:
             self.regions.start_voter(name)
-            for index in self.region_nodes(name):
+            # Those that an earlier try has started run already, where another one had failed.
+            killed = [index for index in self.region_nodes(name) if self.node_pid(index) is None]
+            for index in killed:
                 self._spawn(index)
-            for index in self.region_nodes(name):
+            for index in killed:
                 self._await_ready(index)
             self.regions.killed.discard(name)
 
@@ -257,6 +259,7 @@ class Sandbox(OpenedHere):
     def start(self) -> None:
         """Start everything and wait until it serves. Raises SandboxError, or CallerError for a directory that cannot be
         used; then nothing is left running."""
+        _refuse_proxied_shell()
         atexit.register(self.stop)
         try:
             self._take_directory()
@@ -397,6 +400,8 @@ class Sandbox(OpenedHere):
         has = kept or SandboxState(self._port_wanted, ())
         wanted, reader, reader_grpc = self._proxies_wanted, has.read_proxy_port, has.read_proxy_grpc_port
         known = {*has.node_ports, *has.proxy_ports, *has.proxy_grpc_ports, has.zookeeper_port}
+        for place in has.regions:
+            known |= {place.zookeeper_port, place.quorum_port, place.election_port, place.gateway_port}
         count = self._nodes_wanted + 2 * wanted + 3 + _PORTS_A_REGION * self._regions_wanted
         # Regions have addresses of their own: there a port must be free at all of them.
         at = "0.0.0.0" if self._regions_wanted else "127.0.0.1"
@@ -486,6 +491,17 @@ class Sandbox(OpenedHere):
 
     def _log_file(self, index: int) -> Path:
         return self.node_directory(index) / "bookie.log"
+
+
+def _refuse_proxied_shell() -> None:
+    """Raise CallerError where connections of this process go by way of a SOCKS proxy: as in a shell that was put into a
+    region of another sandbox. All that is started here would dial its own neighbours through it."""
+    if os.environ.get(socks.VARIABLE):
+        raise CallerError(
+            f"{socks.VARIABLE} is set, so that the sandbox's own processes would reach each other by way of that "
+            "proxy; it was not started",
+            advice=f"Unset {socks.VARIABLE} and {socks.DIRECT_VARIABLE}, or take another shell",
+        )
 
 
 def _already_running_error(directory: Path, kept: SandboxState | None) -> CallerError:

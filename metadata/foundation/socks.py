@@ -7,7 +7,7 @@ or that must not (a region of the sandbox, whose connections to others are delay
     DLSPARK_SOCKS_DIRECT  hosts, separated by commas, that are dialled without it; empty: none
 
 They hold for the connections of this process to ZooKeeper, storage nodes and proxies, but for gRPC to these; its own
-servers listen as ever.
+servers listen as ever. Names of ZooKeeper servers are resolved here, by its client, and the others by the proxy.
 Version 4 has one question and one answer. Names are given to the proxy to resolve (version 4a), IPv6 it cannot carry.
 The protocol is D. Koblas' "SOCKS: A protocol for TCP proxy across firewalls", and Y. Lee's extension 4A.
 """
@@ -87,5 +87,8 @@ def connect_request(host: str, port: int) -> bytes:
         pass  # a name, or an address of the other kind
     if ":" in host:
         raise OSError(errno.EAFNOSUPPORT, f"a SOCKS proxy of version 4 does not reach the IPv6 address {host}")
-    name = host.encode("idna") if not host.isascii() else host.encode()
+    try:
+        name = host.encode("idna") if not host.isascii() else host.encode()
+    except UnicodeError as error:
+        raise OSError(errno.EINVAL, f"{host!r} is not the name of a host: {error}") from error
     return REQUEST_HEAD.pack(VERSION, CONNECT, port, _NAME_FOLLOWS) + b"\0" + name + b"\0"

@@ -6,7 +6,8 @@ region is killed, cut off (in both directions or in one) or slow, and with its m
 stands still for an election. What must hold, for both ways to survive a region (`survive`):
 
 * all that was acknowledged is there, in order, once (I1, I4): `LogCheckers` and `LedgerCheckers` watch it throughout
-* a record that is written after the loss is acknowledged within LIMIT_S of it, wherever the log's writer was
+* records that are written after the loss are acknowledged, the first one within LIMIT_S of it, each next one within
+  LIMIT_S of the one before, wherever the log's writer was
 * readers of the other regions get each acknowledged record within LIMIT_S, and one that begins meanwhile gets all
 * back again, everything is well: a new writer writes, a new reader reads everything
 """
@@ -68,9 +69,10 @@ class RegionLoss(RunReport):
     """True where the log's writer was there."""
     round_trip_s: float = 0.0
     written_s: float = -1.0
-    """Until a record that was written afterwards was acknowledged."""
+    """The longest time without an acknowledgement, from the loss to its end; the first one is of a record that was
+    written after the loss."""
     read_s: float = -1.0
-    """The longest that a reader of another region waited for an acknowledged record."""
+    """The longest that a reader of another region waited for an acknowledged record, up to the end of the loss."""
 
 
 class RegionWorkload(LogWorkload):
@@ -119,6 +121,10 @@ class RegionWorkload(LogWorkload):
         self._acknowledged: dict[DLSN, float] = {}
         self._pushed: dict[int, float] = {}
         """By identity of the record."""
+        self._last_acknowledged = -1.0
+        """When a record was acknowledged last that was written after the loss; the loss, before there is one."""
+        self._seen: dict[str, DLSN] = {}
+        """How far the reader of each region has come, over all its openings."""
         plan = settings.survival
         self.nodes_a_region = plan.nodes_a_place if plan is not None else 0
 
@@ -158,7 +164,7 @@ class RegionWorkload(LogWorkload):
         """Take a region away."""
         outcome, world = self.outcome, self.world
         lost = self._lost_region = self._rng.choice(REGIONS)
-        self._lost_at = world.loop.time()
+        self._lost_at = self._last_acknowledged = world.loop.time()
         outcome.home = lost == self._owner
         world.reached(f"region.{outcome.way}-{'home' if outcome.home else 'other'}")
         inside = [one for one in self._machines() if self.region_of(one) == lost]
@@ -251,8 +257,9 @@ class RegionWorkload(LogWorkload):
             self._owner = record.session.client.partition("-")[0]
             if self._lost_at < 0 or self._back.is_set():
                 continue
-            if self.outcome.written_s < 0 and self._pushed[id(record)] >= self._lost_at:
-                self.outcome.written_s = now - self._lost_at
+            if self._pushed[id(record)] >= self._lost_at:
+                self.outcome.written_s = max(self.outcome.written_s, now - self._last_acknowledged)
+                self._last_acknowledged = now
             if record.dlsn.lssn > self._last_segment:
                 self.world.reached("region.new-segment")
 
@@ -268,20 +275,28 @@ class RegionWorkload(LogWorkload):
             handle = await namespace.open_log(log.name)
             reader = await handle.open_reader(EARLIEST)
             span = self.world.log_checkers.span(client.name, log.name, DLSN.INITIAL)
-            began = self.world.loop.time()
             while self.goes_on(client):
-                await self.tail(reader, span, self._rng, len(span.read) + 1)
-                for seen in span.read[-1:]:
-                    self._seen_by(client, seen.dlsn, began)
+                had = len(span.read)
+                await self.tail(reader, span, self._rng, had + 1)
+                for seen in span.read[had:]:
+                    self._seen_by(client, seen.dlsn)
         except self.never as error:
             self.world.ledger_checkers.fail(f"{client.name}: {error!r}")
         finally:
             await self.close_namespace(namespace)
 
-    def _seen_by(self, client: ClientMachine, dlsn: DLSN, began: float) -> None:
+    def _seen_by(self, client: ClientMachine, dlsn: DLSN) -> None:
+        """Note that a region's reader has got a record: for the first time, unless it had begun again."""
+        if dlsn <= self._seen.get(client.name, DLSN.INITIAL):
+            return
+        self._seen[client.name] = dlsn
         at = self._acknowledged.get(dlsn)
-        if at is not None and self._lost_at >= 0 and self.region_of(client) != self._lost_region:
-            waited = self.world.loop.time() - max(at, began)
+        if at is not None and self._lost_at >= 0 and not self._back.is_set():
+            self._waited(client, at)
+
+    def _waited(self, client: ClientMachine, acknowledged_at: float) -> None:
+        if self.region_of(client) != self._lost_region:
+            waited = self.world.loop.time() - max(acknowledged_at, self._lost_at)
             self.outcome.read_s = max(self.outcome.read_s, waited)
 
     # ------------------------------------------------------------------------------------ the round
@@ -358,7 +373,14 @@ class RegionWorkload(LogWorkload):
                 await asyncio.sleep(0.1)
 
     def _judge(self) -> None:
+        """Judge the time of the loss, which ends now: also what has not come until then."""
         outcome, fail = self.outcome, self.world.ledger_checkers.fail
+        outcome.written_s = max(outcome.written_s, self.world.loop.time() - self._last_acknowledged)
+        for region in REGIONS:
+            client = self.world.clients[f"{region}-r"]
+            seen = self._seen.get(client.name, DLSN.INITIAL)
+            for at in [at for dlsn, at in self._acknowledged.items() if dlsn > seen]:
+                self._waited(client, at)
         if not 0 <= outcome.written_s <= LIMIT_S:
             fail(f"writes were not back within {LIMIT_S} s of the loss of {self._lost_region}: {outcome.written_s:.1f}")
         if outcome.read_s > LIMIT_S:

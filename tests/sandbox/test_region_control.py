@@ -90,7 +90,10 @@ def test_a_slow_region_is_as_far_from_all_others_as_it_is_slow(stand_in: StandIn
     [
         (RegionCommand("cut", "r9"), "there is no region r9. It has r1, r2, r3"),
         (RegionCommand("paint", "r1"), "'paint' is nothing that can be done"),
-        (RegionCommand("slow", "r1", round_trip_ms=-1), "a round trip of -1 ms cannot be"),
+        (
+            RegionCommand("slow", "r1", round_trip_ms=-1),
+            "-1 ms is shorter than the usual one here, 20 ms",
+        ),
         (RegionCommand("cut", "r1", cast(Any, "up")), "'up' is no direction"),
     ],
 )
@@ -164,3 +167,13 @@ def test_round_trips_are_read_with_their_unit() -> None:
     for text in ("", "x", "-1ms", "nan", "2h", "61s"):
         with pytest.raises(CallerError, match="no round trip time"):
             parse_round_trip_ms(text)
+
+
+def test_no_sandbox_starts_in_a_shell_that_is_in_a_region_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DLSPARK_SOCKS", "127.0.1.1:1080")
+    with pytest.raises(CallerError, match="DLSPARK_SOCKS is set") as caught:
+        Sandbox(tmp_path / "sandbox").start()
+    assert "Unset DLSPARK_SOCKS" in str(caught.value)
+    assert not (tmp_path / "sandbox").exists()

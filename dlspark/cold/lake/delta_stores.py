@@ -46,9 +46,9 @@ def delta_options(address: str, options: Mapping[str, str]) -> dict[str, str]:
                 "other; nothing was done",
                 advice=f"Drop the declaration, and declare the table without this option, or with {key}={_BY_ETAG}",
             )
-    if not any(key.lower() in _CONDITION for key in options):
-        told[_CONDITION[0]] = _BY_ETAG
-    return told
+    # In the very spelling that deltalake knows.
+    told = {key: value for key, value in told.items() if key.lower() not in _CONDITION}
+    return told | {_CONDITION[0]: _BY_ETAG}
 
 
 def try_store(address: str, options: Mapping[str, str]) -> None:

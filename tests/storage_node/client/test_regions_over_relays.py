@@ -193,7 +193,7 @@ async def test_a_tail_is_read_nearby_until_the_near_node_is_cut_from_the_writer(
         await asyncio.wait_for(asyncio.gather(write(20), tail), LIMIT_S)
         # How many questions met the news on their way, each with an entry from elsewhere, is a matter of time: what is
         # asked when is tested on virtual time (test_client_over_regions).
-        assert ways["eu"].to_client > 10 * len(ENTRY)
+        assert ways["eu"].to_client >= len(ENTRY)
 
         ways_of_writer["eu"].cut = True
         for relay in ways.values():
