@@ -258,10 +258,11 @@ class LedgerClient:
         """Return how well an ensemble keeps this client's placement policy. Raises the metadata store's errors."""
         return await self._use().placement.judge(bookies, write_quorum, ack_quorum)
 
-    async def may_place_on(self, bookies: Sequence[str]) -> bool:
-        """Return whether new copies may go to all of these bookies, as operators have switched regions. Raises what
-        kept it from knowing."""
-        return await self._use().placement.allows(bookies)
+    async def may_begin(self, metadata: LedgerMetadata) -> bool:
+        """Return whether a ledger that was made earlier may be written to from now on, as operators have switched
+        regions. Raises what kept it from knowing."""
+        ensemble = metadata.last_ensemble.bookies
+        return await self._use().placement.allows(ensemble, metadata.write_quorum, metadata.ack_quorum)
 
     async def disk_space(self, bookie: str) -> DiskSpace:
         """Return what a bookie says of its disks. Raises what kept it from answering, within

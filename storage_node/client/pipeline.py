@@ -202,7 +202,7 @@ class AddPipeline:
         self._recovering = recovering
         self._next_resend = 0.0
         self._lac_told = -1  # the LAC that the last add carried
-        self._quorum_timeout_s = context.settings.add_entry_quorum_timeout_ms / 1000
+        self._quorum_timeout_s = context.settings.quorum_timeout_ms / 1000
         # (time, last entry pushed by then) of the sweeper's looks at entries that are not acknowledged yet.
         self._overdue_marks: deque[tuple[float, int]] = deque()
         self._patience: asyncio.TimerHandle | None = None

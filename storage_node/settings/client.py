@@ -21,6 +21,10 @@ READ_TIMEOUT: Final = "readTimeout"
 """BookKeeper's older key: it sets those of two newer ones that are not given themselves."""
 
 
+COUNTED_QUORUM_TIMEOUT_MS: Final = 60_000
+"""See `ClientSettings.quorum_timeout_ms`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
     """How long does a ledger client wait, and how much does it hold? Times in milliseconds, counted from the moment a
@@ -40,7 +44,8 @@ class ClientSettings:
         WHOLE,
         0,
         "addEntryQuorumTimeoutSec",
-        "Seconds after which an entry that is still not acknowledged ends its writer; 0 or less: never",
+        "Seconds after which an entry that is still not acknowledged ends its writer; 0 or less: never, but after a "
+        "minute where fault domains are counted (enforceMinNumFaultDomainsForWrite)",
         scale=SECOND,
     )
     read_entry_timeout_ms: int = setting(
@@ -279,6 +284,17 @@ class ClientSettings:
                 "enforceMinNumFaultDomainsForWrite may need that very one",
                 advice="Set one of them only",
             )
+
+    @property
+    def quorum_timeout_ms(self) -> int:
+        """How long an entry may wait until it is acknowledged; 0: for ever.
+
+        As it is set; else, where fault domains are counted, COUNTED_QUORUM_TIMEOUT_MS: what is known of locations may
+        change so that no answer of these nodes would be enough, and then a writer must end rather than wait.
+        """
+        if self.add_entry_quorum_timeout_ms > 0:
+            return self.add_entry_quorum_timeout_ms
+        return COUNTED_QUORUM_TIMEOUT_MS if self.placement.enforce_min_num_fault_domains_for_write else 0
 
     @property
     def sweep_interval_s(self) -> float:

@@ -135,4 +135,10 @@ def _by_acknowledgements() -> SurvivalPlan:
 
 
 def _over_regions() -> dict[str, Value]:
-    return {"ensemblePlacementPolicy": "regionaware", "reppMinimumRegionsForDurability": DURABLE_PLACES}
+    return {
+        "ensemblePlacementPolicy": "regionaware",
+        "reppMinimumRegionsForDurability": DURABLE_PLACES,
+        "reppEnableDurabilityEnforcementInReplace": True,
+        # By copies the numbers keep it; counting would relax their rule.
+        "enforceMinNumFaultDomainsForWrite": False,
+    }

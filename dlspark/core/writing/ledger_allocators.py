@@ -150,10 +150,9 @@ class LedgerAllocator:
         return bool(besides) and self._one_zookeeper
 
     async def _is_fit(self, ledger: LedgerWriter) -> bool:
-        """Return whether a ledger that was made earlier may become a segment now: its writer goes on, and no region
-        that it lies in has been disallowed meanwhile."""
-        bookies = ledger.metadata.last_ensemble.bookies
-        return ledger.error is None and await self._services.ledgers.may_place_on(bookies)
+        """Return whether a ledger that was made earlier may become a segment now: its writer goes on, and regions have
+        not been switched so meanwhile that it may not be where it is."""
+        return ledger.error is None and await self._services.ledgers.may_begin(ledger.metadata)
 
     async def _allocate(self, kind: LedgerKind, besides: Sequence[Op]) -> None:
         self._step(AllocatorEvent.ALLOCATE)

@@ -47,8 +47,9 @@ class Placement(Protocol):
         """Return how well an ensemble keeps this policy's rule."""
         ...
 
-    async def allows(self, bookies: Collection[str]) -> bool:
-        """Return whether operators let new copies go to all of these bookies. Raises what kept it from knowing."""
+    async def allows(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> bool:
+        """Return whether an ensemble that was placed earlier may be written to from now on, as operators have switched
+        regions. Raises what kept it from knowing."""
         ...
 
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
@@ -68,8 +69,8 @@ class PlacementPolicy:
         self._pause_ms = replacement_pause_ms
         self._timeout_ms = replacement_timeout_ms
 
-    async def allows(self, bookies: Collection[str]) -> bool:
-        """Return True: without regions none is disallowed."""
+    async def allows(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> bool:
+        """Return True: without regions there is nothing that operators switch."""
         return True
 
     async def replacements(self, wanted: PickReplacements) -> Mapping[int, str]:

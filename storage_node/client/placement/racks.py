@@ -185,7 +185,8 @@ class RackMap:
             for host, answer in zip(hosts, answers, strict=True):
                 location = normal_location(answer) if answer is not None else None
                 if location is not None:
-                    found[host] = location
+                    if not is_default(location):  # "not known", which is asked again later
+                        found[host] = location
                 elif answer is not None:
                     _LOG.warning("%r, given for %s, is not a network location: it counts as not known", answer, host)
         ask_again = self._timer.time() + RETRY_S

@@ -26,6 +26,7 @@ from storage_node.client.placement.regions import (
     PlacementRefusal,
     RegionRules,
     adherence_over_regions,
+    keeps_regions,
     new_ensemble,
     quorum_fault,
     replacement,
@@ -146,10 +147,14 @@ class RegionAwarePlacement(PlacementPolicy):
             rules = replace(rules, regions=tuple(sorted(region for region in seen if region is not None)))
         return adherence_over_regions(ensemble, self.racks.rack_of, write_quorum, ack_quorum, rules)
 
-    async def allows(self, bookies: Collection[str]) -> bool:
-        """Return whether none of these bookies is in a region that is disallowed now."""
-        rules = await self._read_rules(bookies)
-        return not rules.disallowed.intersection(map(self.racks.region_of, bookies))
+    async def allows(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> bool:
+        """Return whether an ensemble keeps the rule as it is now, in no region that is disallowed: it may have been
+        made when switches were others, or its bookies elsewhere."""
+        rules = await self._read_rules(ensemble)
+        if rules.disallowed.intersection(map(self.racks.region_of, ensemble)):
+            return False
+        regions = [self.racks.region_of(bookie) for bookie in ensemble]
+        return keeps_regions(regions, write_quorum, ack_quorum, rules)
 
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
         """Return whether the bookies are in as many regions as an acknowledged entry must be in. One of unknown region
@@ -212,7 +217,8 @@ class RegionAwarePlacement(PlacementPolicy):
         present = [*wanted.bookies, *(bookie for group in stages for stage in group for bookie in stage)]
         if not rules.enforced and len(set(map(self.racks.region_of, present)) - {None}) < 2:
             return self._by_racks.pick(wanted, index, picked, stages)
-        others = {i: b for i, b in enumerate(wanted.bookies) if i not in wanted.indices} | dict(picked)
+        # By the names that the metadata will have: a failed bookie that nobody can replace stays, and may come back.
+        others = {i: b for i, b in enumerate(wanted.bookies) if i != index} | dict(picked)
         refusal = PlacementRefusal("no storage node can take its place")
         for group in stages:
             for stage in group:

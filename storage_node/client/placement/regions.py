@@ -31,7 +31,7 @@ from storage_node.client.placement.arranging import (
 )
 from storage_node.client.placement.racks import is_default, region_of
 
-SEARCH_LIMIT: Final = 20_000
+SEARCH_LIMIT: Final = 4_000
 """Positions tried before an arrangement of regions counts as impossible; it remembers what failed, so that ensembles of
 up to ten over five regions never come near."""
 
@@ -227,7 +227,7 @@ def new_ensemble(
         capacity = dict(zip(regions, capacities, strict=True))
         sequence = search.run(wanted, capacity, giving.can_give)
     if sequence is None:
-        return PlacementRefusal(_why_none(members, write_quorum, ack_quorum, rules))
+        return PlacementRefusal(_why_none(members, write_quorum, ack_quorum, rules, given_up=search.given_up))
     counts = Counter(sequence)
     chosen = {region: iter(giving.give(region, count)) for region, count in counts.items()}
     return tuple(next(chosen[region]) for region in sequence)
@@ -305,6 +305,8 @@ class _RegionSearch:
         self._write_quorum = write_quorum
         self._ack_quorum = ack_quorum
         self._rules = rules
+        self.given_up = False
+        """There may be an arrangement that was not found in SEARCH_LIMIT steps."""
         self._touching: list[list[tuple[int, ...]]] = [[] for _ in range(size)]
         if rules.enforced:
             for window in windows(size, write_quorum):
@@ -336,6 +338,7 @@ class _RegionSearch:
         for region in self._choices(position):
             self._steps += 1
             if self._steps > SEARCH_LIMIT:
+                self.given_up = True
                 return False
             self._placed[position] = region
             self._taken[region] += 1
@@ -375,13 +378,16 @@ def _named_counts(members: Mapping[str, Sequence[str]]) -> str:
     return ", ".join(f"{len(members[region])} in {region}" for region in sorted(members))
 
 
-def _why_none(members: Mapping[str, Sequence[str]], write_quorum: int, ack_quorum: int, rules: RegionRules) -> str:
+def _why_none(
+    members: Mapping[str, Sequence[str]], write_quorum: int, ack_quorum: int, rules: RegionRules, *, given_up: bool
+) -> str:
     racks = f", each region's over {rules.racks} racks" if rules.enforce_racks else ""
     if rules.acknowledged_from_regions or not rules.enforced:
         demand = f"puts every write set into {max(rules.minimum, 1)} regions"
     else:
         demand = f"leaves fewer than {ack_quorum} members of every write set to any {rules.minimum - 1} of them"
-    return f"with {_named_counts(members)} no arrangement {demand}{racks} (reppMinimumRegionsForDurability)"
+    none = f"none of the first {SEARCH_LIMIT} arrangements" if given_up else "no arrangement"
+    return f"with {_named_counts(members)} {none} {demand}{racks} (reppMinimumRegionsForDurability)"
 
 
 # ------------------------------------------------------------------------------------ replacements
@@ -401,9 +407,10 @@ def replacement(
     """Return a bookie of `order` for the position `index` of `failed`, or why there is none. `others`: the members that
     stay, by position; positions in neither are vacant.
 
-    From the failed bookie's rack; else from its region, outside the other members' racks where that works: both change
-    nothing for the rule. Else from another allowed region in which few members are, if the rule is kept; where it is
-    not enforced, or was broken before, from any.
+    From the failed bookie's rack; else from its region, outside the other members' racks where that works. Else from
+    another allowed region in which few members are; where the rule is not enforced, or was broken before, from any.
+    Every choice has to keep the rule, also that of the own region: another seat of the same ensemble may have been
+    given to it, or members may have moved there.
     """
     home = region_of(location_of(failed))
     regions: list[str | None] = [region_of(location_of(others[i])) if i in others else _VACANT for i in range(size)]
@@ -425,7 +432,7 @@ def replacement(
     near = _nearest(allowed, location_of, failed, list(others.values()))
     if home is not None:
         same = next((b for b in near if region_of(location_of(b)) == home and in_racks(b)), None)
-        if same is not None:
+        if same is not None and (anomalous or holds(home, doubting=False)):
             return ReplacementPick(same, anomalous)
     usable = [bookie for bookie in near if in_racks(bookie)]
     if not rules.enforced or not (rules.enforce_in_replace or rules.acknowledged_from_regions):

@@ -81,6 +81,18 @@ def test_the_settings_of_a_namespace_follow_from_the_goal():
         ({"survive": "region", "bkc.reppRegionsToWrite": "eu;us"}, "lists 2 (eu, us)"),
         ({"surviveBy": "acknowledgements"}, "does nothing without survive=region"),
         ({"survive": "rack", "surviveBy": "acknowledgements"}, "does nothing without survive=region"),
+        (
+            {"survive": "region", "bkc.reppRegionsToWrite": THREE, "bkc.enforceMinNumFaultDomainsForWrite": True},
+            "another value of one of them is set",
+        ),
+        (
+            {
+                "survive": "region",
+                "bkc.reppRegionsToWrite": THREE,
+                "bkc.reppEnableDurabilityEnforcementInReplace": False,
+            },
+            "another value of one of them is set",
+        ),
         ({"survive": "node", "bkcEnsembleSize": 5}, "means bkcEnsembleSize=3, and 5 is set"),
         ({"survive": "rack", "bkc.minNumRacksPerWriteQuorum": 3}, "another value of one of them is set"),
         (

@@ -173,17 +173,17 @@ async def test_a_ledger_in_a_region_that_was_disallowed_meanwhile_is_replaced(me
     (before,) = await _ledgers(namespace)
     asked = []
 
-    async def may_place_on(bookies):
-        asked.append(bookies)
+    async def may_begin(metadata):
+        asked.append(metadata)
         return len(asked) > 1
 
-    namespace.services.ledgers.may_place_on = may_place_on
+    namespace.services.ledgers.may_begin = may_begin
     writer.write(1, b"one")
     await writer.flush()
     (segment,) = await log.segments()
     assert segment.ledger_id != before
     assert before not in await _ledgers(namespace)
-    assert len(asked[0]) == 3
+    assert len(asked[0].last_ensemble.bookies) == 3
     await writer.close()
 
 

@@ -21,6 +21,7 @@ from storage_node.client.placement.arranging import Adherence
 from storage_node.client.placement.candidates import Candidates
 from storage_node.client.placement.racks import RackMap, StaticResolver
 from storage_node.client.placement.region_policy import RegionAwarePlacement, RegionSwitches
+from storage_node.client.placement.regions import RegionRules, keeps_regions
 from storage_node.errors import LedgerFencedError, NotEnoughBookiesError
 from storage_node.protocol.writing_model import PickReplacements
 from storage_node.settings.client import ClientSettings
@@ -109,8 +110,9 @@ async def test_operators_close_a_region_and_open_it_again():
     world.disallowed = frozenset({"eu"})
     found = await world.policy.new_ensemble(6, 6, 4)
     assert regions(found) == {"us": 3, "ap": 3}
-    assert await world.policy.allows(found)
-    assert not await world.policy.allows(["e0:1"])
+    assert await world.policy.allows(found, 6, 4)
+    before = ("e0:1", "e1:1", "u0:1", "u1:1", "a0:1", "a1:1")
+    assert not await world.policy.allows(before, 6, 4)
     world.disallowed = frozenset()
     world.on.add(("ap", "disallow_bookie_placement"))
     assert regions(await world.policy.new_ensemble(6, 6, 4)) == {"eu": 3, "us": 3}
@@ -131,7 +133,7 @@ async def test_nothing_is_placed_while_it_is_not_known_which_regions_are_closed(
     with pytest.raises(MetadataUnavailableError):
         await world.policy.new_ensemble(6, 6, 4)
     with pytest.raises(MetadataUnavailableError):
-        await world.policy.allows(["e0:1"])
+        await world.policy.allows(["e0:1"], 1, 1)
 
 
 async def test_the_switch_for_durability_takes_the_number_of_regions_out():
@@ -319,3 +321,48 @@ async def test_a_ledger_whose_regions_are_not_known_is_recovered_all_the_same():
             await writer.add(b"first")
             reader = await region_client(cluster, places).open(writer.ledger_id, recover=True)
             assert [entry.payload for entry in await reader.read(0, 0)] == [b"first"]
+
+
+@pytest.mark.parametrize(
+    ("conf", "sizes"), [(LISTED, (6, 6, 4)), (LISTED, (4, 4, 3)), (COUNTED, (3, 3, 2)), (COUNTED, (4, 2, 2))]
+)
+async def test_several_seats_are_given_away_at_once_and_the_rule_is_kept(conf, sizes):
+    size, write_quorum, ack_quorum = sizes
+    rules = RegionRules(
+        regions=("eu", "us", "ap"), minimum=2, acknowledged_from_regions=conf.enforce_min_num_fault_domains_for_write
+    )
+    refused = 0
+    for seed in range(120):
+        rng = random.Random(seed)
+        world = World({"e": rng.randint(2, 5), "u": rng.randint(2, 5), "a": rng.randint(2, 5)}, conf, seed=seed)
+        ensemble = await world.policy.new_ensemble(*sizes)
+        failed = rng.sample(range(size), rng.randint(1, size))
+        for index in failed:
+            world.registry.hosts.pop(ensemble[index])
+        if rng.random() < 0.5:  # and all others of one region are away as well
+            gone = rng.choice("eua")
+            for bookie in [one for one in world.registry.hosts if one[0] == gone and one not in ensemble]:
+                world.registry.hosts.pop(bookie)
+        found = await world.policy.replacements(wanted(ensemble, *failed, sizes=(write_quorum, ack_quorum)))
+        after = [found.get(index, bookie) for index, bookie in enumerate(ensemble)]
+        placed = [REGIONS[bookie[0]] for bookie in after]
+        assert keeps_regions(placed, write_quorum, ack_quorum, rules), (seed, ensemble, failed, after)
+        assert len(set(after)) == size
+        refused += len(found) < len(failed)
+    assert refused or conf is COUNTED  # by numbers the rule was what decided, in some
+
+
+async def test_members_that_have_moved_count_where_they_are_when_another_is_replaced():
+    world = World({"e": 3, "u": 4, "a": 3})
+    world.resolver._table = {**world.resolver.table, "e0": "/us/r8", "e1": "/us/r9"}
+    ensemble = ("e0:1", "e1:1", "u0:1", "u1:1", "a0:1", "a1:1")
+    (pick,) = (await world.policy.replacements(wanted(ensemble, 0, sizes=(6, 4)))).values()
+    assert pick[0] != "u"
+    assert world.policy.anomalous_ensembles == 0
+
+
+def test_a_writer_that_counts_regions_never_waits_for_ever():
+    """Locations and switches may change so that no answer of its nodes would be enough."""
+    assert ClientSettings().quorum_timeout_ms == 0
+    assert ClientSettings(placement=COUNTED).quorum_timeout_ms == 60_000
+    assert ClientSettings(placement=COUNTED, add_entry_quorum_timeout_ms=5_000).quorum_timeout_ms == 5_000
