@@ -381,7 +381,7 @@ class PlacementReport:
     softly_adhering: int = 0
     """They keep the policy in the racks that are known, but not all of their bookies' racks are."""
     unreadable: int = 0
-    named: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    named: dict[int, tuple[str, ...]] = field(default_factory=dict, compare=False)
     """Ledgers that do not keep the policy, the first `MAX_NAMED` of them, and their fragments that do not."""
 
 
