@@ -407,10 +407,10 @@ def replacement(
     """Return a bookie of `order` for the position `index` of `failed`, or why there is none. `others`: the members that
     stay, by position; positions in neither are vacant.
 
-    From the failed bookie's rack; else from its region, outside the other members' racks where that works. Else from
-    another allowed region in which few members are; where the rule is not enforced, or was broken before, from any.
-    Every choice has to keep the rule, also that of the own region: another seat of the same ensemble may have been
-    given to it, or members may have moved there.
+    From the failed bookie's rack; else from its region, outside the other members' racks where that works: as `others`
+    has the names of all other seats, also of those that are to be replaced after this one, both change nothing for the
+    rule. Else from another allowed region in which few members are, if the rule is kept; where it is not enforced, or
+    was broken before, from any.
     """
     home = region_of(location_of(failed))
     regions: list[str | None] = [region_of(location_of(others[i])) if i in others else _VACANT for i in range(size)]
@@ -432,7 +432,7 @@ def replacement(
     near = _nearest(allowed, location_of, failed, list(others.values()))
     if home is not None:
         same = next((b for b in near if region_of(location_of(b)) == home and in_racks(b)), None)
-        if same is not None and (anomalous or holds(home, doubting=False)):
+        if same is not None:
             return ReplacementPick(same, anomalous)
     usable = [bookie for bookie in near if in_racks(bookie)]
     if not rules.enforced or not (rules.enforce_in_replace or rules.acknowledged_from_regions):

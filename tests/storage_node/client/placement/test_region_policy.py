@@ -352,15 +352,6 @@ async def test_several_seats_are_given_away_at_once_and_the_rule_is_kept(conf, s
     assert refused or conf is COUNTED  # by numbers the rule was what decided, in some
 
 
-async def test_members_that_have_moved_count_where_they_are_when_another_is_replaced():
-    world = World({"e": 3, "u": 4, "a": 3})
-    world.resolver._table = {**world.resolver.table, "e0": "/us/r8", "e1": "/us/r9"}
-    ensemble = ("e0:1", "e1:1", "u0:1", "u1:1", "a0:1", "a1:1")
-    (pick,) = (await world.policy.replacements(wanted(ensemble, 0, sizes=(6, 4)))).values()
-    assert pick[0] != "u"
-    assert world.policy.anomalous_ensembles == 0
-
-
 def test_a_writer_that_counts_regions_never_waits_for_ever():
     """Locations and switches may change so that no answer of its nodes would be enough."""
     assert ClientSettings().quorum_timeout_ms == 0
