@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 
 from dlspark.core.dynamic.features import BKC_SCOPE, DISABLE_ENSEMBLE_CHANGE, FeatureProvider
 from dlspark.core.metrics.meter import Meter
 from dlspark.core.services import RollingPermits, Services, Shared
 from dlspark.core.settings.cluster import ZooKeeperKeys
 from dlspark.core.settings.settings import Settings
+from dlspark.errors import SettingsError
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.distributedlog.bindings import Binding
@@ -29,6 +31,7 @@ from metadata.distributedlog.permissions import PermissionStore
 from metadata.distributedlog.segment_listing import SegmentCache
 from metadata.store import MetadataStore, join
 from storage_node.client.client import LedgerClient
+from storage_node.client.placement.region_policy import RegionSwitches
 from storage_node.edge import Clock, Network
 from storage_node.settings.client import ClientSettings
 
@@ -102,12 +105,32 @@ def _ledger_client(
     client = LedgerClient(
         ledgers,
         bookies,
-        settings=edges.client_settings or settings.client_settings(),
+        settings=_client_settings(edges, settings),
         network=edges.network,
         rng=edges.rng,
+        regions=RegionSwitches(is_on=partial(_is_on, features.scope(BKC_SCOPE))),
         ensemble_change_disabled=features.scope(BKC_SCOPE).feature(DISABLE_ENSEMBLE_CHANGE).is_available,
     )
     return ledgers, client
+
+
+def _client_settings(edges: Edges, settings: Settings) -> ClientSettings:
+    """Return the ledger client's settings: those given, which must keep what `survive` asks for. Raises
+    SettingsError."""
+    given, derived = edges.client_settings, settings.client_settings()
+    if given is None:
+        return derived
+    if settings.survive and replace(given.placement, region="") != replace(derived.placement, region=""):
+        raise SettingsError(
+            f"survive={settings.survive} is set, and the ledger client is given another placement",
+            advice="Give it the placement of settings.client_settings(), or leave survive out",
+        )
+    return given
+
+
+def _is_on(client: FeatureProvider, region: str | None, key: str) -> bool:
+    """Return whether a feature of the ledger client is on, or of one region for it."""
+    return (client if region is None else client.scope(region)).feature(key).is_available()
 
 
 def _log_store(store: MetadataStore, path: str, binding: Binding, settings: Settings) -> LogStore:

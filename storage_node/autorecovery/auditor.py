@@ -368,7 +368,7 @@ MAX_VERDICTS: Final = 10_000
 MAX_NAMED: Final = 100
 """Ledgers that a pass names in the log; all are counted."""
 
-Judge: TypeAlias = Callable[[Sequence[str], int], Awaitable[Adherence]]
+Judge: TypeAlias = Callable[[Sequence[str], int, int], Awaitable[Adherence]]
 
 
 @dataclass(slots=True)
@@ -381,15 +381,17 @@ class PlacementReport:
     softly_adhering: int = 0
     """They keep the policy in the racks that are known, but not all of their bookies' racks are."""
     unreadable: int = 0
+    named: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Ledgers that do not keep the policy, the first `MAX_NAMED` of them, and their fragments that do not."""
 
 
 class PlacementCheck:
-    """One pass over all ledgers. `judge(bookies, write_quorum)` is the policy's."""
+    """One pass over all ledgers. `judge(bookies, write_quorum, ack_quorum)` is the policy's."""
 
     def __init__(self, ledgers: LedgerStore, judge: Judge) -> None:
         self._ledgers = ledgers
         self._judge = judge
-        self._verdicts: dict[tuple[tuple[str, ...], int], Adherence] = {}
+        self._verdicts: dict[tuple[tuple[str, ...], int, int], Adherence] = {}
         self.report = PlacementReport()
 
     async def run(self) -> PlacementReport:
@@ -411,7 +413,8 @@ class PlacementCheck:
 
     async def _count(self, ledger_id: int, metadata: LedgerMetadata) -> None:
         report = self.report
-        verdicts = [await self._verdict(part.bookies, metadata.write_quorum) for part in metadata.ensembles]
+        quorums = metadata.write_quorum, metadata.ack_quorum
+        verdicts = [await self._verdict(part.bookies, *quorums) for part in metadata.ensembles]
         report.closed += 1
         worst = min(verdicts)
         if worst is Adherence.MEETS_SOFT:
@@ -424,13 +427,14 @@ class PlacementCheck:
                     for part, verdict in zip(metadata.ensembles, verdicts, strict=True)
                     if verdict is Adherence.FAIL
                 ]
+                report.named[ledger_id] = tuple(bad)
                 logger.warning("ledger %d does not keep the placement policy: %s", ledger_id, "; ".join(bad))
 
-    async def _verdict(self, bookies: tuple[str, ...], write_quorum: int) -> Adherence:
-        key = (bookies, write_quorum)
+    async def _verdict(self, bookies: tuple[str, ...], write_quorum: int, ack_quorum: int) -> Adherence:
+        key = (bookies, write_quorum, ack_quorum)
         found = self._verdicts.get(key)
         if found is None:
-            found = await self._judge(bookies, write_quorum)
+            found = await self._judge(bookies, write_quorum, ack_quorum)
             if len(self._verdicts) >= MAX_VERDICTS:
                 self._verdicts.clear()
             self._verdicts[key] = found

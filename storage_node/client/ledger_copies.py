@@ -37,6 +37,7 @@ class LedgerCopies:
         self._context = context
         self._pool = context.pool
         self._write_quorum = metadata.write_quorum
+        self._ack_quorum = metadata.ack_quorum
         self._digest = digest_of(metadata)
         self._key = master_key(metadata.password or b"")
         self._fetcher = EntryFetcher(context.pool, ledger_id)
@@ -102,6 +103,7 @@ class LedgerCopies:
             # A bookie that failed a moment ago is better than none: the ledger lacks a copy now.
             last_resort=True,
             write_quorum=self._write_quorum,
+            ack_quorum=self._ack_quorum,
         )
         return await self._context.placement.replacements(wanted)
 

@@ -281,6 +281,7 @@ class WriterMachine(WriterProgress):
                 not self._quorum_without(self._round),
                 self._write_quorum,
                 frozenset(self._strangers),
+                self._ack_quorum,
             ),
         )
 

@@ -138,6 +138,8 @@ class PickReplacements:
     write_quorum: int = 1
     strangers: frozenset[str] = frozenset()
     """The ones of `excluded` that can never be picked: they hold what others wrote under the ledger's id."""
+    ack_quorum: int = 1
+    """The ledger's: as many members of a write set in too few regions could lose an acknowledged entry."""
 
 
 @dataclass(frozen=True, slots=True)

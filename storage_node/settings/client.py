@@ -14,11 +14,15 @@ from typing import Final
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import FLAG, MAX_INT, REAL, WHOLE, Registry, Value, setting
 from storage_node.protocol.frames import MAX_FRAME_BYTES
-from storage_node.settings.placement import PAGE, PlacementSettings
+from storage_node.settings.placement import PAGE, REFUSED_PLACEMENT, PlacementSettings
 
 SECOND: Final = 1000
 READ_TIMEOUT: Final = "readTimeout"
 """BookKeeper's older key: it sets those of two newer ones that are not given themselves."""
+
+
+COUNTED_QUORUM_TIMEOUT_MS: Final = 60_000
+"""See `ClientSettings.quorum_timeout_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class ClientSettings:
         WHOLE,
         0,
         "addEntryQuorumTimeoutSec",
-        "Seconds after which an entry that is still not acknowledged ends its writer; 0 or less: never",
+        "Seconds after which an entry that is still not acknowledged ends its writer; 0 or less: never, but after a "
+        "minute where fault domains are counted (enforceMinNumFaultDomainsForWrite)",
         scale=SECOND,
     )
     read_entry_timeout_ms: int = setting(
@@ -189,6 +194,24 @@ class ClientSettings:
         "reorderReadSequenceEnabled",
         "Ask replicas on nodes that are read-only, slow or unavailable after the others, and clearly faster ones first",
     )
+    reorder_threshold_pending: int = setting(
+        WHOLE,
+        0,
+        "readReorderThresholdPendingRequests",
+        "Ask the replica first whose node has fewest requests under way, if the first one's has this many more; then "
+        "no node counts as slow because another one had to be asked. 0: answer times decide",
+        minimum=0,
+    )
+    hedged_reads_percent: int = setting(
+        WHOLE,
+        10,
+        "hedgedReadsPercent",
+        "Of 100 reads, those that may be sent to the next replica as well once the first one takes clearly longer than "
+        "it usually does, where the own region is known; 0: none before firstSpeculativeReadTimeout",
+        own=True,
+        minimum=0,
+        maximum=100,
+    )
     sticky_reads: bool = setting(
         FLAG,
         False,
@@ -263,6 +286,17 @@ class ClientSettings:
             )
 
     @property
+    def quorum_timeout_ms(self) -> int:
+        """How long an entry may wait until it is acknowledged; 0: for ever.
+
+        As it is set; else, where fault domains are counted, COUNTED_QUORUM_TIMEOUT_MS: what is known of locations may
+        change so that no answer of these nodes would be enough, and then a writer must end rather than wait.
+        """
+        if self.add_entry_quorum_timeout_ms > 0:
+            return self.add_entry_quorum_timeout_ms
+        return COUNTED_QUORUM_TIMEOUT_MS if self.placement.enforce_min_num_fault_domains_for_write else 0
+
+    @property
     def sweep_interval_s(self) -> float:
         """How often time limits are looked at."""
         shortest = min(self.add_entry_timeout_ms, self.read_entry_timeout_ms, self.speculative_read_ms or SECOND)
@@ -321,7 +355,6 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "pcbcTimeoutTimerNumTicks": "follows from the time limits",
     "timeoutTimerTickDurationMs": "follows from the time limits",
     "timeoutTimerNumTicks": "follows from the time limits",
-    "readReorderThresholdPendingRequests": "answer times decide the order",
     "ensemblePlacementPolicyOrderSlowBookies": _ALWAYS_SO,
     "numWorkerThreads": _ONE_LOOP,
     "numIOThreads": _ONE_LOOP,
@@ -344,7 +377,7 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "taskExecutionWarnTimeMicros": _METRICS,
     "enablePerHostStats": _METRICS,
     "clientConnectBookieUnavailableLogThrottling": _METRICS,
-    "networkTopologyStabilizePeriodSeconds": "the list of storage nodes is read when it is needed",
+    **REFUSED_PLACEMENT,
     "followBookieAddressTrackingEnabled": "addresses are looked up for each connection that is made",
 }
 """BookKeeper's keys that are refused, and why nothing is to be set."""

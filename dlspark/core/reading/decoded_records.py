@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from operator import length_hint
 
-from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.codec.vector_decoding import DecodedBatch
 
@@ -156,9 +155,3 @@ class Loan:
             self._returned = len(self._slice) - len(left)
             columns, self._columns = self._columns, None
             return left, columns
-
-
-def lies_below(record: LogRecord, start: DLSN) -> bool:
-    """Return whether all of a record lies below `start`; a record set that is delivered whole may lie on both sides."""
-    last = record.dlsn.slot_id + max(record.slots, 1) - 1
-    return DLSN(record.dlsn.lssn, record.dlsn.entry_id, last) < start

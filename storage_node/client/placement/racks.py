@@ -1,7 +1,7 @@
 """Where bookies are: network locations, asked of a resolver once for each bookie, and kept (`RackMap`).
 
-A location is `/rack`, or `/region/rack`; here the whole of it counts as the rack. A bookie whose location is not known
-is in the default rack, together with all others of that kind.
+A location is `/rack`, or `/region/rack`, of which the whole counts as the rack and the first part as the region
+(`region_of`). A bookie whose location is not known is in the default rack, together with all others of that kind.
 
 A resolver says where a host is, from a script, from the host's own name (by racks or by rows), or from a fixed table:
 
@@ -57,6 +57,12 @@ def is_default(location: str) -> bool:
     return location in DEFAULT_RACKS
 
 
+def region_of(location: str) -> str | None:
+    """Return `region` of `/region/rack`; None for a location without a region, and where it is not known."""
+    parts = location.split("/")
+    return None if is_default(location) or len(parts) != MAX_DEPTH + 1 or not all(parts[1:]) else parts[1]
+
+
 @dataclass(slots=True)
 class _Place:
     host: str
@@ -67,15 +73,19 @@ class _Place:
 
 
 class RackMap:
-    """The locations of the bookies that were looked up; lives on one loop."""
+    """The locations of the bookies that were looked up; lives on one loop. `region` is this process's own, where it was
+    said (`said_region`); else it is the resolver's to say."""
 
-    def __init__(self, resolver: RackResolver, timer: Timer) -> None:
+    def __init__(self, resolver: RackResolver, timer: Timer, region: str = "") -> None:
         self._resolver = resolver
         self._timer = timer
+        self._said_region = region or None
         self._places: dict[str, _Place] = {}  # least recently seen first
         self._present: frozenset[str] = frozenset()
+        self._doubted: set[str] = set()  # known by what was said before `forget`
         self._own: str | None = None
         self._own_known = False
+        self._ask_own_again = 0.0
         self._lock = asyncio.Lock()
         self.error: DistributedLogError | None = None
         """Why the last look-up failed, if it did."""
@@ -84,6 +94,10 @@ class RackMap:
         """Return its location, or the default rack."""
         place = self._places.get(bookie)
         return DEFAULT_RACK if place is None or place.location is None else place.location
+
+    def region_of(self, bookie: str) -> str | None:
+        """Return its region, None where no location with a region is known."""
+        return region_of(self.rack_of(bookie))
 
     def is_known(self, bookie: str) -> bool:
         """Return whether a resolver placed it."""
@@ -102,7 +116,12 @@ class RackMap:
             joined = present - self._present
             wanted = [address for address in writable if self._is_due(address, now, address.bookie_id in joined)]
             # A registered bookie's id may name another host than its registration does; the registration counts.
-            wanted += [a for a in also if a.bookie_id not in self._places and a.bookie_id not in present]
+            wanted += [
+                address
+                for address in also
+                if address.bookie_id not in present
+                and (address.bookie_id not in self._places or address.bookie_id in self._doubted)
+            ]
             if wanted:
                 await self._look_up(wanted)
             self._present = present
@@ -127,9 +146,24 @@ class RackMap:
                 self._own_known = True
             return self._own
 
+    async def own_region(self) -> str | None:
+        """Return this client's own region, None where it is not known: what was said, else what the resolver says.
+        Asks again while it is not known: a process without a storage node beside it may be placed later than it starts.
+        """
+        if self._said_region is not None:
+            return self._said_region
+        now = self._timer.time()
+        if self._own is None and self._own_known and now >= self._ask_own_again:
+            self._own_known = False
+        if not self._own_known:
+            self._ask_own_again = now + RETRY_S
+        own = await self.own_rack()
+        return None if own is None else region_of(own)
+
     def forget(self) -> None:
         """Look every rack up again when it is next needed: they have changed."""
         self._present = frozenset()
+        self._doubted = set(self._places)  # also of nodes that are away: they are replaced by where they are
         self._own_known = False
 
     def _is_due(self, address: BookieAddress, now: float, joined: bool) -> bool:
@@ -151,10 +185,12 @@ class RackMap:
             for host, answer in zip(hosts, answers, strict=True):
                 location = normal_location(answer) if answer is not None else None
                 if location is not None:
-                    found[host] = location
+                    if not is_default(location):  # "not known", which is asked again later
+                        found[host] = location
                 elif answer is not None:
                     _LOG.warning("%r, given for %s, is not a network location: it counts as not known", answer, host)
         ask_again = self._timer.time() + RETRY_S
+        self._doubted.difference_update(address.bookie_id for address in wanted)
         for address in wanted:
             location = found.get(address.host)
             former = self._places.get(address.bookie_id)

@@ -165,6 +165,28 @@ async def test_a_ledger_of_other_quorums_than_wanted_by_now_is_replaced(memory_c
     await writer.close()
 
 
+async def test_a_ledger_in_a_region_that_was_disallowed_meanwhile_is_replaced(memory_cluster, namespace):
+    log = await namespace.open_log("closed-region")
+    writer = await log.open_writer()
+    transitions = writer._sequence._transitions
+    await transitions.prepare()
+    (before,) = await _ledgers(namespace)
+    asked = []
+
+    async def may_begin(metadata):
+        asked.append(metadata)
+        return len(asked) > 1
+
+    namespace.services.ledgers.may_begin = may_begin
+    writer.write(1, b"one")
+    await writer.flush()
+    (segment,) = await log.segments()
+    assert segment.ledger_id != before
+    assert before not in await _ledgers(namespace)
+    assert len(asked[0].last_ensemble.bookies) == 3
+    await writer.close()
+
+
 async def test_what_is_no_ledger_id_in_the_allocation_is_replaced(memory_cluster, namespace):
     await namespace.create_log("foreign")
     path = namespace.logs_store.paths("foreign").allocation

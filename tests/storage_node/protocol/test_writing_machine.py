@@ -235,7 +235,7 @@ def test_acknowledgement_freezes_from_the_start_of_a_change_to_its_end_d4_d5() -
     m.added(a, 0), m.added(b, 0)
     assert m.last_add_confirmed == 0
     picking = one(m.refused(c, 1, DOWN), PickReplacements)
-    assert picking == PickReplacements(("a", "b", "c"), (2,), frozenset("abc"), False, 3)
+    assert picking == PickReplacements(("a", "b", "c"), (2,), frozenset("abc"), False, 3, ack_quorum=2)
     assert m.added(a, 1) == m.added(b, 1) == ()  # complete, yet not acknowledged
     write = one(m.picked({2: "d"}), WriteMetadata)
     assert isinstance(write, WriteMetadata)

@@ -328,19 +328,19 @@ async def test_a_metadata_store_that_does_not_answer_holds_up_no_ensemble_change
 
 async def test_an_ensemble_is_judged_by_its_racks() -> None:
     world = World({"a": 3, "b": 2, "x": 1})
-    assert await world.aware.judge(("a0:1", "b0:1"), 2) is Adherence.MEETS_STRICT
-    assert await world.aware.judge(("a0:1", "a1:1"), 2) is Adherence.FAIL
-    assert await world.aware.judge(("a0:1", "x0:1"), 2) is Adherence.MEETS_SOFT
-    assert await world.aware.judge(("a0:1", "gone:1"), 2) is Adherence.MEETS_SOFT
-    assert await world.uniform.judge(("a0:1", "a1:1"), 2) is Adherence.MEETS_STRICT
+    assert await world.aware.judge(("a0:1", "b0:1"), 2, 2) is Adherence.MEETS_STRICT
+    assert await world.aware.judge(("a0:1", "a1:1"), 2, 2) is Adherence.FAIL
+    assert await world.aware.judge(("a0:1", "x0:1"), 2, 2) is Adherence.MEETS_SOFT
+    assert await world.aware.judge(("a0:1", "gone:1"), 2, 2) is Adherence.MEETS_SOFT
+    assert await world.uniform.judge(("a0:1", "a1:1"), 2, 2) is Adherence.MEETS_STRICT
     enforced = World({"a": 1, "x": 1}, ENFORCED)
-    assert await enforced.aware.judge(("a0:1", "x0:1"), 2) is Adherence.FAIL
+    assert await enforced.aware.judge(("a0:1", "x0:1"), 2, 2) is Adherence.FAIL
 
 
 async def test_where_a_bookie_is_tells_its_registration_and_not_its_id() -> None:
     world = World({"a": 1, "b": 1})
     world.registry.hosts = {"id-one:1": "a0", "id-two:1": "b0"}
-    assert await world.aware.judge(("id-one:1", "id-two:1"), 2) is Adherence.MEETS_STRICT
+    assert await world.aware.judge(("id-one:1", "id-two:1"), 2, 2) is Adherence.MEETS_STRICT
     assert set(world.resolver.asked) == {"a0", "b0"}
 
 
@@ -493,7 +493,8 @@ def test_policies_and_resolvers_are_known_by_upstream_s_names_and_short_ones() -
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"ensemble_placement_policy": "RegionAwareEnsemblePlacementPolicy"}, "not known here.*rackaware"),
+        ({"ensemble_placement_policy": "LocalBookieEnsemblePlacementPolicy"}, "not known here"),
+        ({"ensemble_placement_policy": "ZoneawareEnsemblePlacementPolicy"}, "regions are your zones"),
         ({"repp_dns_resolver_class": "magic"}, "not known here.*racks"),
         ({"network_topology_script_file_name": "/x", "repp_dns_resolver_class": "racks"}, "come from racks"),
         ({"dns_resolver_overrides": "a:b"}, "come from a script"),
