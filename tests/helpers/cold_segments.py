@@ -13,6 +13,7 @@ from dlspark.core.codec.entries import (
     decode_entry,
     encode_record_set,
 )
+from dlspark.core.codec.entry_columns import EntryColumns
 from dlspark.core.codec.records import (
     END_OF_STREAM_PAYLOAD,
     FLAG_CONTROL,
@@ -25,7 +26,7 @@ from dlspark.core.codec.records import (
     LogRecord,
 )
 from dlspark.core.cold.files.digests import RecordColumns
-from dlspark.core.cold.files.entries import rebuild_entries
+from dlspark.core.cold.files.entries import columns_of_entries, rebuild_entries
 from dlspark.core.cold.files.footer import TAIL_BYTES, FileIdentity, Footer
 from dlspark.core.cold.files.row_groups import decode_records
 from dlspark.core.cold.files.verifying import FileVerifier, WholeFile
@@ -203,6 +204,16 @@ def rebuilt(
     end = footer.last_entry(lssn) if last is None else last
     batches = (records_of(data, footer, index) for index in footer.groups_of(lssn, first, end))
     return list(rebuild_entries(footer, lssn, batches, first, end))
+
+
+def columns(
+    data: bytes, footer: Footer, segment: MadeSegment, first: int = 0, last: int | None = None, max_bytes: int = 1 << 20
+) -> list[EntryColumns]:
+    """Return the same entries as the columns of their records, as readers get them."""
+    lssn, start = segment.metadata.lssn, segment.metadata.effective_start_sequence_id
+    end = footer.last_entry(lssn) if last is None else last
+    batches = (records_of(data, footer, index) for index in footer.groups_of(lssn, first, end))
+    return list(columns_of_entries(footer, lssn, start, max_bytes, batches, first, end))
 
 
 def decoded(segment: MadeSegment, entries: Iterable[tuple[int, memoryview]]) -> list[list[LogRecord]]:

@@ -79,6 +79,12 @@ class DecodedBatch:
     def __len__(self) -> int:
         return len(self.txid)
 
+    @classmethod
+    def none(cls, lssn: int) -> DecodedBatch:
+        """Return no records."""
+        numbers = np.empty(0, np.int64)
+        return cls(lssn, numbers, numbers, numbers, numbers, numbers, numbers, pa.array([], pa.binary()), None)
+
     def sliced(self, first: int, after: int) -> DecodedBatch:
         """Return the rows from `first` to before `after`, which may be beyond the end; they share their memory."""
         return DecodedBatch(
@@ -92,6 +98,19 @@ class DecodedBatch:
             payload=self.payload.slice(first, after - first),
             end_of_stream=self.end_of_stream,
         )
+
+    def dlsn(self, index: int) -> DLSN:
+        """Return where a row is."""
+        return DLSN(self.lssn, int(self.entry_id[index]), int(self.slot_id[index]))
+
+    def starting_at(self, start: DLSN) -> DecodedBatch:
+        """Return the rows that do not lie below `start`."""
+        if not len(self) or self.dlsn(0) >= start:
+            return self
+        if self.lssn < start.lssn:
+            return self.sliced(len(self), len(self))
+        below = (self.entry_id < start.entry_id) | ((self.entry_id == start.entry_id) & (self.slot_id < start.slot_id))
+        return self.sliced(int(below.sum()), len(self))
 
     def records(self) -> list[LogRecord]:
         """Return the same as records, each of one slot."""

@@ -363,10 +363,11 @@ class FetchMeasures:
         """Begin to time the next entry."""
         self._asked_at = self._loop.time()
 
-    def arrived(self, entry_id: int, size: int, slow_ms: int) -> None:
-        """Measure an entry of `size` bytes that has come; above `slow_ms` it is a slow operation, 0: never."""
+    def arrived(self, entry_id: int, size: int, slow_ms: int, count: int = 1) -> None:
+        """Measure `count` entries of `size` bytes that have come together, the first one's id given; above `slow_ms`
+        that is a slow operation, 0: never."""
         seconds = self._loop.time() - self._asked_at
-        self._entries += 1
+        self._entries += count
         if self._meter.wanted:
             self._measures.read_ahead_fetch.done.observe(seconds * 1000)
             self._measures.read_ahead_bytes.value += size

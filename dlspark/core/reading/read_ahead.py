@@ -7,7 +7,8 @@ repeats an entry. The next segment is taken from the log's list, which a watch k
 before it is completed: from then on its first sequence id is known, and no segment before it can still be removed and
 its number be given again.
 
-Fetched entries wait in a queue bounded in entries and in bytes. Errors of storage nodes are waited out, for a while;
+Fetched entries wait in a queue bounded in entries and in bytes; those of a cold file come several at a time, as the
+columns of their records, where the reader takes them so. Errors of storage nodes are waited out, for a while;
 all others end the read-ahead, and its reader, for good. `close` ends it and leaves no task behind (I16).
 """
 
@@ -39,9 +40,18 @@ LEDGER_GONE_S = 10.0
 class LogReadAhead:
     """Entries of one log from `start` on, which may lie in the future; up to DLSN.INITIAL it means the earliest."""
 
-    def __init__(self, services: Services, name: str, settings: Settings, start: DLSN, creation: int = -1) -> None:
+    def __init__(
+        self,
+        services: Services,
+        name: str,
+        settings: Settings,
+        start: DLSN,
+        creation: int = -1,
+        *,
+        by_columns: bool = False,
+    ) -> None:
         """Read nothing before `start`. `creation` says which log of that name is meant (see `SegmentList`); -1 takes
-        whichever it finds first."""
+        whichever it finds first. With `by_columns` entries of cold files come as columns, several at a time."""
         self.caught_up = False
         """Everything that was confirmed when the read-ahead last looked has been fetched."""
         self.first = start
@@ -54,13 +64,16 @@ class LogReadAhead:
         self._list = SegmentList(services, name, settings, creation)
         self._queue: deque[FetchedEntry] = deque()
         self._queued_bytes = 0
+        self._queued_entries = 0
+        self.by_columns = by_columns
+        """Entries of files are taken as columns."""
         self._error: DistributedLogError | None = None
         self._activity = asyncio.Event()
         self._room = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self.measures = services.meter.of(name)
         self._forget_gauges = (
-            self.measures.read_ahead_queued_entries.follow(self, lambda ahead: len(ahead._queue)),
+            self.measures.read_ahead_queued_entries.follow(self, lambda ahead: ahead._queued_entries),
             self.measures.read_ahead_queued_bytes.follow(self, lambda ahead: ahead._queued_bytes),
         )
         self._follower: SegmentFollower | None = None
@@ -89,7 +102,7 @@ class LogReadAhead:
         """Take the next entry; None if none is there yet. Raises the final error once all before it are taken."""
         if self._queue:
             fetched = self._queue.popleft()
-            self._queued_bytes -= len(fetched.payload)
+            self._count(fetched, -1)
             self._room.set()
             if fetched.fetched_at is not None:
                 self.measures.read_ahead_delivery.record(self._loop.time() - fetched.fetched_at)
@@ -101,7 +114,8 @@ class LogReadAhead:
     def put_back(self, entries: Sequence[FetchedEntry]) -> None:
         """Put entries back that were taken last, in their order: they are the next ones again."""
         self._queue.extendleft(reversed(entries))
-        self._queued_bytes += sum(len(fetched.payload) for fetched in entries)
+        for fetched in entries:
+            self._count(fetched, 1)
 
     def peek(self) -> FetchedEntry | None:
         """Return the next entry, which stays in the queue; None if none is there yet."""
@@ -113,7 +127,7 @@ class LogReadAhead:
         if not self._queue:
             return False
         last = self._queue[-1]
-        return DLSN(self._queue[0].segment.lssn, 0, 0) <= position < DLSN(last.segment.lssn, last.entry_id + 1, 0)
+        return DLSN(self._queue[0].segment.lssn, 0, 0) <= position < DLSN(last.segment.lssn, last.last_entry + 1, 0)
 
     def wake(self) -> None:
         """End a wait in `activity`, so that the reader looks again."""
@@ -131,7 +145,7 @@ class LogReadAhead:
         await end_tasks([self._task])
         self._list.close()
         self._queue.clear()
-        self._queued_bytes = 0
+        self._queued_bytes = self._queued_entries = 0
         for forget in self._forget_gauges:
             forget()
         self._end(error)
@@ -289,13 +303,17 @@ class LogReadAhead:
             await self._room.wait()
         self.caught_up = False
         self._queue.append(fetched)
-        self._queued_bytes += len(fetched.payload)
+        self._count(fetched, 1)
         self._activity.set()
+
+    def _count(self, fetched: FetchedEntry, times: int) -> None:
+        self._queued_bytes += times * fetched.size
+        self._queued_entries += times * (fetched.last_entry - fetched.entry_id + 1)
 
     def _full(self) -> bool:
         if not self._queue:
             return False  # One entry is always taken, whatever its size, or the reader would wait for ever.
-        return len(self._queue) >= self._settings.read_ahead_entries or self._queued_bytes >= MAX_QUEUED_BYTES
+        return self._queued_entries >= self._settings.read_ahead_entries or self._queued_bytes >= MAX_QUEUED_BYTES
 
     def reached_tail(self) -> None:
         """Note that nothing more is confirmed at present: the reader has caught up once the queue is empty."""

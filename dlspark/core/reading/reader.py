@@ -10,8 +10,8 @@ reader (I4). Entries that were passed over because all their copies are damaged 
 fail it: they are listed in `gaps`. Cancelling a read loses nothing: records are taken off the queue only when they are
 delivered.
 
-The way of a record: `LogReadAhead` fetches entries in a task of its own; a read takes them, decodes them into
-`DecodedRecords` and delivers from there. `_turn` lets one read at a time do so.
+The way of a record: `LogReadAhead` fetches entries in a task of its own; a read takes them, decodes them (those of a
+file are columns already) into `DecodedRecords` and delivers from there. `_turn` lets one read at a time do so.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ BATCH_BYTES = 8 << 20
 """A batch takes fetched entries up to about this size."""
 RECORDS_BYTES = 256 << 10
 """Fetched entries are decoded together up to about this size, also where records are read one by one."""
+COLUMNS_BYTES = 1 << 20
+"""What comes in columns already is looked at together up to about this size, where records are read one by one."""
 VECTOR_BYTES = 8 << 10
 """Less is decoded record by record, which is faster for the few records of a growing tail."""
 Start: TypeAlias = "DLSN | int | str"
@@ -86,7 +88,7 @@ class AsyncLogReader(OnOneLoop):
         self._loop = asyncio.get_running_loop()
         self._settings = settings
         self._locate = locate
-        self._ahead = LogReadAhead(services, name, settings, start)
+        self._ahead = self._read_ahead(start)
         self._measures = services.meter.of(name)
         self._idleness = Idleness(name, services.counters)
         self._numbers = GapCheck(name, services.counters)
@@ -227,10 +229,13 @@ class AsyncLogReader(OnOneLoop):
                 self._numbers.forget()  # What is passed over now is not decoded far enough to be numbered.
             return position
 
+    def _read_ahead(self, start: DLSN, creation: int = -1) -> LogReadAhead:
+        return LogReadAhead(self._services, self.name, self._settings, start, creation, by_columns=True)
+
     async def _restart(self, position: DLSN) -> None:
         """Read from `position` on, as a new reader would."""
         before = self._ahead
-        self._ahead = LogReadAhead(self._services, self.name, self._settings, position, before.creation)
+        self._ahead = self._read_ahead(position, before.creation)
         self._final = None
         self._numbers.forget()
         self._idleness.arrived()
@@ -389,9 +394,15 @@ class AsyncLogReader(OnOneLoop):
 
     def _decode_records(self, first: FetchedEntry) -> None:
         """Decode an entry and those fetched behind it: by columns where that pays. Columns expand record sets."""
-        expand = self._settings.expand_record_sets
-        entries = self._gather(first, RECORDS_BYTES) if expand else [first]
-        if not expand or sum(declared_bytes(one.payload, one.segment.enveloped) for one in entries) < VECTOR_BYTES:
+        if first.columns is not None:  # of a file, in which no record set is left
+            entries, one_by_one = self._gather(first, COLUMNS_BYTES), False
+        elif self._settings.expand_record_sets:
+            entries = self._gather(first, RECORDS_BYTES)
+            size = sum(declared_bytes(one.payload, one.segment.enveloped) for one in entries)
+            one_by_one = size < VECTOR_BYTES
+        else:
+            entries, one_by_one = [first], True
+        if one_by_one:
             for fetched in entries:
                 if self._final is None:
                     self._decode(fetched)
@@ -509,20 +520,25 @@ class AsyncLogReader(OnOneLoop):
 
     def _gather(self, fetched: FetchedEntry, max_bytes: int) -> list[FetchedEntry]:
         """Return `fetched`, and the fetched entries of the same segment behind it, up to about `max_bytes`."""
-        entries, size = [fetched], len(fetched.payload)
-        while size < max_bytes:
+        first, rest = fetched.split(max_bytes)
+        if rest is not None:
+            self._ahead.put_back([rest])
+        entries, size = [first], first.size
+        while size < max_bytes and first.columns is None:
             following = self._ahead.peek()
-            if following is None or following.broken or following.segment.ledger_id != fetched.segment.ledger_id:
+            if following is None or following.broken or not following.may_follow(first):
                 break
             entries.append(following)
-            size += len(following.payload)
+            size += following.size
             self._take()
         return entries
 
     def _decode_columns(self, fetched: list[FetchedEntry]) -> DecodedBatch:
         """Return the user records of `fetched` from the start on. Records before an error come first, the error next.
         Where they expand to more than EXPANDED_BYTES, the last entries are left for the next time."""
-        segment = fetched[0].segment
+        segment, columns = fetched[0].segment, fetched[0].columns
+        if columns is not None:
+            return self._checked(columns.records)
         try:
             batch, taken = decode_up_to(
                 [(f.entry_id, f.payload) for f in fetched],
@@ -537,17 +553,20 @@ class AsyncLogReader(OnOneLoop):
                 raise self._final_error(error) from None
             return self._decode_before_error(fetched)
         self._ahead.put_back(fetched[taken:])
-        self._numbers.enter(segment.lssn)
+        return self._checked(batch)
+
+    def _checked(self, batch: DecodedBatch) -> DecodedBatch:
+        """Return the records of a batch from the start on, up to the first gap; note its end of the stream."""
+        self._numbers.enter(batch.lssn)
         if batch.end_of_stream is not None:
             self._final = self._end_of_stream_error(batch.end_of_stream)
-        batch = self._due(batch)
+        batch = batch.starting_at(self._start)  # Only the first entries can hold records below it.
         gap = self._numbers.first_gap(batch.position)
         if gap is not None and self._settings.gap_detection:
             # What stands before the gap is whole, and is delivered; the next read raises.
             if gap:
                 self._numbers.last = int(batch.position[gap - 1])
-            dlsn = DLSN(segment.lssn, int(batch.entry_id[gap]), int(batch.slot_id[gap]))
-            self._fail(self._gap_error(dlsn, int(batch.position[gap])))
+            self._fail(self._gap_error(batch.dlsn(gap), int(batch.position[gap])))
             batch = batch.sliced(0, gap)
         if len(batch):
             self._numbers.last = int(batch.position[-1])
@@ -570,18 +589,6 @@ class AsyncLogReader(OnOneLoop):
                 self._ahead.put_back(fetched[number:])
                 return self._decode_columns(fetched[:number])
         raise InvariantViolation("entries were refused that are accepted one by one", log=self.name)
-
-    def _due(self, batch: DecodedBatch) -> DecodedBatch:
-        """Return `batch` without records below the start, which only the first entry can hold."""
-        start = self._start
-        if not len(batch) or DLSN(batch.lssn, int(batch.entry_id[0]), int(batch.slot_id[0])) >= start:
-            return batch
-        if batch.lssn < start.lssn:
-            return batch.sliced(len(batch), len(batch))
-        below = (batch.entry_id < start.entry_id) | (
-            (batch.entry_id == start.entry_id) & (batch.slot_id < start.slot_id)
-        )
-        return batch.sliced(int(below.sum()), len(batch))
 
     def _leftover(self) -> pa.RecordBatch:
         """Return records that were decoded and not yet delivered, as columns."""

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entry_columns import EntryColumns
 from dlspark.core.metrics.catalog import Measures
 from dlspark.core.metrics.meter import FetchMeasures
 from dlspark.core.metrics.structured_logging import about
@@ -54,22 +56,50 @@ _LACKING = (NoSuchEntryError, NoSuchLedgerError)
 
 @dataclass(frozen=True, slots=True)
 class FetchedEntry:
-    """An entry, with what is needed to decode it."""
+    """An entry, with what is needed to decode it; or entries of a file that follow each other, as columns."""
 
     segment: SegmentMetadata
     start_sequence_id: int
     entry_id: int
+    """The entry; the first of several."""
     payload: memoryview
     broken: bool = False
     """True if it was passed over, because all its copies are damaged; the payload is then empty."""
     fetched_at: float | None = None
     """When it came, by the event loop's clock; None where that is not measured."""
+    columns: EntryColumns | None = None
+    """The records of all the entries, for followers that take them so; the payload is then empty."""
+
+    @property
+    def last_entry(self) -> int:
+        """The entry; the last of several."""
+        return self.entry_id if self.columns is None else self.columns.last_entry
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        return len(self.payload) if self.columns is None else self.columns.size
+
+    def may_follow(self, other: FetchedEntry) -> bool:
+        """Return whether both are entries of one segment, to be decoded together."""
+        return self.columns is None and self.segment.ledger_id == other.segment.ledger_id
+
+    def split(self, max_bytes: int) -> tuple[FetchedEntry, FetchedEntry | None]:
+        """Return the first of several entries, of about `max_bytes`, and those behind them; None where that are all."""
+        if self.columns is None:
+            return self, None
+        first, rest = self.columns.split(max_bytes)
+        if rest is None:
+            return self, None
+        return replace(self, columns=first), replace(self, entry_id=rest.first_entry, columns=rest)
 
 
 class LogFollower(Protocol):
     """The follower of the log that the segment belongs to: it takes the entries, and knows the list of segments."""
 
     measures: Measures
+    by_columns: bool
+    """It takes the entries of files as columns; else they are made anew, one by one."""
 
     @property
     def name(self) -> str:
@@ -176,7 +206,7 @@ class SegmentFollower:
         entry = await ledger.poll(self.next_entry, self._settings.long_poll_ms)
         self._failures = 0
         if entry is not None:
-            await self._put(entry)
+            await self._put(self._fetched(entry))
             # Let the reader that waits for it run first: the next request takes as long to send as this to deliver.
             await asyncio.sleep(0)
         return False
@@ -203,13 +233,21 @@ class SegmentFollower:
 
     async def _stream(self, ledger: SegmentLedger, last: int, window: int) -> bool:
         """Fetch up to entry `last`; False if the segment is gone."""
-        entries = ledger.entries(self.next_entry, last, window_entries=window)
+        entries: AsyncGenerator[Entry | EntryColumns, None] = (
+            ledger.entries_or_columns(
+                self.next_entry, last, start_sequence_id=self._start_sequence_id, window_entries=window
+            )
+            if self._owner.by_columns
+            else ledger.entries(self.next_entry, last, window_entries=window)
+        )
         fetch = FetchMeasures(self._services.meter, self._owner.measures, self._owner.name, self._segment)
         try:
             fetch.asked()
             async for entry in entries:
-                fetch.arrived(entry.entry_id, len(entry.payload), self._settings.data_latency_warn_ms)
-                await self._put(entry)
+                fetched = self._fetched(entry)
+                count = fetched.last_entry - fetched.entry_id + 1
+                fetch.arrived(fetched.entry_id, fetched.size, self._settings.data_latency_warn_ms, count)
+                await self._put(fetched)
                 self._failures = 0
                 if not await self._owner.still_there(self._segment, self.next_entry):
                     return False
@@ -222,12 +260,16 @@ class SegmentFollower:
             fetch.ended()
         return True
 
-    async def _put(self, entry: Entry) -> None:
+    def _fetched(self, entry: Entry | EntryColumns) -> FetchedEntry:
         moment = asyncio.get_running_loop().time() if self._settings.trace_delivery_latency else None
-        await self._owner.put(
-            FetchedEntry(self._segment, self._start_sequence_id, entry.entry_id, entry.payload, fetched_at=moment)
-        )
-        self.next_entry = entry.entry_id + 1  # Only once it is queued: a cancelled `put` loses nothing.
+        segment, start = self._segment, self._start_sequence_id
+        if isinstance(entry, EntryColumns):
+            return FetchedEntry(segment, start, entry.first_entry, memoryview(b""), fetched_at=moment, columns=entry)
+        return FetchedEntry(segment, start, entry.entry_id, entry.payload, fetched_at=moment)
+
+    async def _put(self, fetched: FetchedEntry) -> None:
+        await self._owner.put(fetched)
+        self.next_entry = fetched.last_entry + 1  # Only once it is queued: a cancelled `put` loses nothing.
 
     # ------------------------------------------------------------------ what goes wrong
 

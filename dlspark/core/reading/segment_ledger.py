@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entry_columns import EntryColumns
 from dlspark.core.cold.reading.locations import ColdLocation
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
@@ -46,6 +47,7 @@ _GONE: Final = (NoNodeError, NoSuchLedgerError)
 """What a reader hears of a ledger that was deleted; also of one whose end it has not seen, because it was cut off."""
 _NEVER_COLD: Final = (CallerError, InvariantViolation, LedgerClosedError, UnauthorizedAccessError)
 """What a file would not change: the caller's mistakes, and this reader's end."""
+T = TypeVar("T", Entry, EntryColumns)
 
 
 class SegmentLedger:
@@ -123,22 +125,51 @@ class SegmentLedger:
 
         Raises AlreadyTruncatedError or SegmentNotFoundError where its file is gone, and what reading either raises.
         """
+        found = self._everywhere(first, last, window_entries, lambda cold, first: cold.entries(first, last))
+        try:
+            async for entry in found:
+                yield entry
+        finally:
+            await found.aclose()
+
+    def entries_or_columns(
+        self, first: int, last: int, *, start_sequence_id: int, window_entries: int = WINDOW_ENTRIES
+    ) -> AsyncGenerator[Entry | EntryColumns, None]:
+        """Yield entries first..last in order as `entries` does, those of a file as columns of their records.
+
+        `start_sequence_id` is the segment's, as the log counts. Raises as `entries`.
+        """
+        return self._everywhere(
+            first,
+            last,
+            window_entries,
+            lambda cold, first: cold.columns(first, last, start_sequence_id=start_sequence_id),
+        )
+
+    async def _everywhere(
+        self,
+        first: int,
+        last: int,
+        window_entries: int,
+        of_file: Callable[[ColdLedger, int], AsyncGenerator[T, None]],
+    ) -> AsyncGenerator[Entry | T, None]:
+        """Yield entries first..last from where they are; `of_file` reads them in a file, from an entry on."""
         while True:
             cold, reading = self._cold, self._now
-            entries = (
-                cold.entries(first, last)
+            found: AsyncGenerator[Entry | T, None] = (
+                of_file(cold, first)
                 if cold is not None
                 else present(self._hot, "it was opened").entries(first, last, window_entries=window_entries)
             )
             try:
-                async for entry in entries:
-                    yield entry
-                    first = entry.entry_id + 1
+                async for one in found:
+                    yield one
+                    first = (one.last_entry if isinstance(one, EntryColumns) else one.entry_id) + 1
                 return
             except DistributedLogError as error:
                 await self.go_on_elsewhere(first, reading, error)
             finally:
-                await entries.aclose()
+                await found.aclose()
 
     async def poll(self, next_entry: int, timeout_ms: int) -> Entry | None:
         """Return an entry as soon as it is committed, as `LedgerReader.poll`."""

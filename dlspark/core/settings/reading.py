@@ -23,7 +23,7 @@ class ReaderKeys:
         WHOLE,
         10,
         "readAheadMaxRecords",
-        "Entries a reader holds in advance",
+        "Entries a reader holds in advance; of a cold file, all that come with a row group",
         minimum=1,
         other_keys=("ReadAheadMaxEntries",),
         dynamic=True,

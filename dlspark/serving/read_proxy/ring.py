@@ -129,6 +129,7 @@ class EntryRing:
         start = DLSN(segment.lssn, fetched.entry_id, 0)
         in_order = start.next_entry > self._end and start.lssn >= self._end.lssn
         check(in_order, f"entry {start} came behind {self._end}", dlsn=start)
+        check(fetched.columns is None, "a ring was given columns, and it keeps entries", dlsn=start)
         payload = bytes(fetched.payload)  # copied: see above
         size = declared_bytes(payload, segment.enveloped)
         entry = RingEntry(

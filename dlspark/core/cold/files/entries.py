@@ -1,5 +1,8 @@
 """Records of a cold file as the entries that they were in: the same numbers, slots, positions and ids.
 
+Readers take them as columns (`columns_of_entries`): nothing is made or copied. Who wants entries, as read proxies and
+restores do, gets them made anew (`rebuild_entries`). Both come in the same runs, checked by the same table.
+
 An entry comes back uncompressed, in the envelope that its segment's version has, with its user records in their slots.
 What was a record set is the set's members, as readers see it (sets again, where the entry would be too large); a slot
 without a user record has an empty control record, and the record that sealed the log is made as writers make it.
@@ -15,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import Compression, encode_record_set, wrap
+from dlspark.core.codec.entry_columns import EntryColumns
 from dlspark.core.codec.record_chain import RECORD_HEADER, IntArray
 from dlspark.core.codec.records import (
     END_OF_STREAM_PAYLOAD,
@@ -26,6 +31,7 @@ from dlspark.core.codec.records import (
     POSITION_SHIFT,
     encode_record,
 )
+from dlspark.core.codec.vector_decoding import DecodedBatch
 from dlspark.core.codec.vector_encoding import lay_out
 from dlspark.core.cold.files.digests import RecordColumns, offsets_of
 from dlspark.core.cold.files.footer import FileSegment, Footer
@@ -49,23 +55,102 @@ def rebuild_entries(
             for when its first entry is needed.
     """
     segment = footer.segment(lssn)
+    for records, first, last in _runs(segment, batches, first_entry, last_entry, _CHUNK_BYTES):
+        yield from _made(segment, records, first, last)
+
+
+def columns_of_entries(
+    footer: Footer,
+    lssn: int,
+    start_sequence_id: int,
+    max_bytes: int,
+    batches: Iterable[RecordColumns],
+    first_entry: int,
+    last_entry: int,
+) -> Iterator[EntryColumns]:
+    """Yield the same entries as columns of their records, which share their memory with `batches`.
+
+    Args:
+        footer, lssn: as `rebuild_entries`.
+        start_sequence_id: of the segment, as its log counts.
+        max_bytes: about how many bytes of payloads come together; an entry is never cut.
+        batches, first_entry, last_entry: as `rebuild_entries`.
+    """
+    segment = footer.segment(lssn)
+    for records, first, last in _runs(segment, batches, first_entry, last_entry, max_bytes):
+        yield EntryColumns(first, last, _decoded(segment, records, first, last, start_sequence_id))
+
+
+def _runs(
+    segment: FileSegment, batches: Iterable[RecordColumns], first_entry: int, last_entry: int, max_bytes: int
+) -> Iterator[tuple[RecordColumns | None, int, int]]:
+    """Yield all entries from `first_entry` to `last_entry` in runs: the records of each, None for none, and its first
+    and last entry."""
     check(first_entry >= 0 and last_entry < len(segment.entries), "entries were asked for that a segment does not have")
     entry = first_entry
     for batch in batches:
         if entry > last_entry:
             return
-        records = _of_segment(batch, lssn, entry, last_entry)
+        records = _of_segment(batch, segment.lssn, entry, last_entry)
         if not len(records):
             continue
         # Entries that have no records come in between, and row groups are cut between entries.
-        for first, after in _chunks(records):
+        for first, after in _chunks(records, max_bytes):
             part = records.sliced(first, after)
-            yield from _made(segment, part, entry, int(part.entry[-1]))
-            entry = int(part.entry[-1]) + 1
+            last = int(part.entry[-1])
+            _check_places(segment, part, entry, last)
+            yield part, entry, last
+            entry = last + 1
     if entry <= last_entry:
         missing = segment.entries.records_before(last_entry + 1) - segment.entries.records_before(entry)
         check(missing == 0, f"{missing} records of a segment were not given", entry_id=entry)
-        yield from _made(segment, None, entry, last_entry)
+        yield None, entry, last_entry
+
+
+def _check_places(segment: FileSegment, records: RecordColumns, first_entry: int, last_entry: int) -> None:
+    """Raise InvariantViolation unless the records are as many in each entry as its table says, each in a slot of its
+    own, in order."""
+    entry = records.entry - first_entry
+    slots = segment.entries.slots[first_entry : last_entry + 1]
+    counts = segment.entries.records[first_entry : last_entry + 1]
+    check(
+        np.array_equal(np.bincount(entry, minlength=len(counts)), counts),
+        "a file's records are not those of its entry table",
+        entry_id=first_entry,
+    )
+    slot = records.slot
+    in_order = (entry[1:] > entry[:-1]) | (slot[1:] > slot[:-1])
+    check(
+        bool(in_order.all()) and bool((slot >= 0).all()) and bool((slot < slots[entry]).all()),
+        "records of a file share a slot",
+        entry_id=first_entry,
+    )
+
+
+def _positions(segment: FileSegment, records: RecordColumns) -> IntArray:
+    """Return the numbers that the segment's writer gave the records."""
+    # Wraps in 64 bits where the segment's start is unassigned, as what made the sequence ids did.
+    return records.sequence_id - np.array(segment.start_sequence_id, np.int64).reshape(1) + 1
+
+
+def _decoded(
+    segment: FileSegment, records: RecordColumns | None, first_entry: int, last_entry: int, start_sequence_id: int
+) -> DecodedBatch:
+    """Return records as their entries are decoded: erased ones are empty, and control records are not there."""
+    found = RecordColumns.none() if records is None else records
+    position = _positions(segment, found)
+    end = segment.end_of_stream
+    return DecodedBatch(
+        lssn=segment.lssn,
+        entry_id=found.entry,
+        slot_id=found.slot,
+        txid=found.transaction_id,
+        position=position,
+        sequence_id=position + (np.array(start_sequence_id, np.int64).reshape(1) - 1),
+        flags=found.flags,
+        payload=found.value.fill_null(b"") if found.value.null_count else found.value,
+        end_of_stream=DLSN(segment.lssn, *end) if end is not None and first_entry <= end[0] <= last_entry else None,
+    )
 
 
 def control_entry(metadata: SegmentMetadata, position: int = 0, slots: int = 1) -> memoryview:
@@ -89,13 +174,13 @@ def _of_segment(batch: RecordColumns, lssn: int, first_entry: int, last_entry: i
     )
 
 
-def _chunks(records: RecordColumns) -> Iterator[tuple[int, int]]:
+def _chunks(records: RecordColumns, max_bytes: int) -> Iterator[tuple[int, int]]:
     """Cut records between entries, into parts of about so many bytes."""
     offsets = offsets_of(records.value)
     ends = np.append(np.flatnonzero(records.entry[1:] != records.entry[:-1]) + 1, len(records))
     first = 0
     while first < len(records):
-        wanted = int(np.searchsorted(offsets, offsets[first] + _CHUNK_BYTES, side="right")) - 1
+        wanted = int(np.searchsorted(offsets, offsets[first] + max_bytes, side="right")) - 1
         at = int(np.searchsorted(ends, max(wanted, first + 1), side="left"))
         yield first, int(ends[at])
         first = int(ends[at])
@@ -112,11 +197,6 @@ def _made(
     if records is None:
         content, bounds = memoryview(b""), [0] * (len(slots) + 1)
     else:
-        check(
-            np.array_equal(np.bincount(records.entry - first_entry, minlength=len(slots)), counts),
-            "a file's records are not those of its entry table",
-            entry_id=first_entry,
-        )
         content, bounds = _laid_out(segment, records, first_entry, slots, counts)
     for at, (slot_count, count) in enumerate(zip(slots.tolist(), counts.tolist(), strict=True)):
         entry = first_entry + at
@@ -137,14 +217,9 @@ def _laid_out(
     before = np.cumsum(taken) - taken
     total = int(taken.sum())
     places = before[records.entry - first_entry] + records.slot
-    check(
-        len(np.unique(places)) == len(places) and bool((records.slot < slots[records.entry - first_entry]).all()),
-        "records of a file share a slot",
-        entry_id=first_entry,
-    )
     value = records.value.fill_null(b"") if records.value.null_count else records.value
     offsets = offsets_of(value)
-    positions = records.sequence_id - np.array(segment.start_sequence_id, np.int64).reshape(1) + 1
+    positions = _positions(segment, records)
     headers = np.zeros(total, RECORD_HEADER)
     if total == len(records):
         headers["word"] = positions << POSITION_SHIFT | records.flags

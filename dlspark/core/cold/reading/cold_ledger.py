@@ -1,7 +1,8 @@
 """`ColdLedger`: one segment of a cold file, with the calls of a closed ledger's reader (`LedgerReader`).
 
 Whoever reads a segment's entries reads them here at the same DLSNs: entry ids, slots and positions are those of the
-ledger. Entries are uncompressed, and where the ledger had control records, empty ones stand
+ledger. Readers of records take them as columns (`columns`), as the file has them; who needs entries has them made anew
+(`entries`). Entries are uncompressed, and where the ledger had control records, empty ones stand
 (docs/reference/cold-files.md). So a reader may begin in the ledger and go on in the file, between any two entries.
 
 Searches use what the footer has: the table of entries, and which one row group may have a transaction id; of that the
@@ -16,13 +17,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
+from dlspark.core.codec.entry_columns import EntryColumns
+from dlspark.core.codec.vector_decoding import DecodedBatch
 from dlspark.core.cold.files.columns import LOG
 from dlspark.core.cold.files.digests import RecordColumns
-from dlspark.core.cold.files.entries import control_entry, rebuild_entries
+from dlspark.core.cold.files.entries import columns_of_entries, control_entry, rebuild_entries
 from dlspark.core.cold.files.footer import FileSegment, Footer
 from dlspark.core.cold.reading.file_reader import WINDOW_BYTES, ColdFileReader
 from dlspark.core.cold.reading.locations import ColdLocation
@@ -39,8 +42,12 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 1 << 20
 """Entries are rebuilt up to about so many bytes at a time, so that the first ones do not wait for a whole row group."""
 PIECE_ENTRIES: Final = 4096
+COLUMNS_BYTES: Final = 8 << 20
+"""Columns are handed on up to about so many bytes of payloads at a time, so that a reader's bound in bytes holds where
+a row group is large once it is decompressed."""
 PLACES: Final = tuple(f"{LOG}.{one}" for one in ("segment", "entry", "slot", "row", "sequence_id", "transaction_id"))
 """Columns that say where records are, and the one between them: side by side, so that they are one request."""
+T = TypeVar("T")
 
 
 class ColdLedger:
@@ -86,26 +93,82 @@ class ColdLedger:
         """
         self._ensure_usable()
         check_range(first, last, self.last_add_confirmed, self.ledger_id)
-        if self._reader is None or self._footer is None:
+        if self._footer is None:
             payload = control_entry(self._plain_metadata)
             for entry_id in range(first, last + 1):
                 yield self._entry(entry_id, payload)
             return
-        footer = self._footer
+        rebuilt = partial(rebuild_entries, self._footer, self.place.lssn)
+        pieces = self._pieces(rebuilt, _piece, first, last, window_bytes)
+        expected = first
+        try:
+            async for piece in pieces:
+                for entry_id, payload in piece:
+                    self._check_follows(entry_id, expected)
+                    expected += 1
+                    yield self._entry(entry_id, payload)
+        finally:
+            await pieces.aclose()
+        self._check_complete(expected, last)
+
+    async def columns(
+        self, first: int, last: int, *, start_sequence_id: int, window_bytes: int = WINDOW_BYTES
+    ) -> AsyncGenerator[EntryColumns, None]:
+        """Yield the same entries in order as columns of their records, several at a time.
+
+        Args:
+            first, last: the entries.
+            start_sequence_id: of the segment, as the log counts.
+            window_bytes: of row groups that are on their way.
+
+        Raises what `entries` raises.
+        """
+        self._ensure_usable()
+        check_range(first, last, self.last_add_confirmed, self.ledger_id)
+        if self._footer is None:
+            yield EntryColumns(first, last, DecodedBatch.none(self.place.lssn))
+            return
+        found = partial(columns_of_entries, self._footer, self.place.lssn, start_sequence_id, COLUMNS_BYTES)
+        pieces = self._pieces(found, list, first, last, window_bytes)
+        expected = first
+        try:
+            async for piece in pieces:
+                for entries in piece:
+                    self._check_follows(entries.first_entry, expected)
+                    expected = entries.last_entry + 1
+                    yield entries
+        finally:
+            await pieces.aclose()
+        self._check_complete(expected, last)
+
+    async def _pieces(
+        self,
+        make: Callable[[list[RecordColumns], int, int], Iterator[T]],
+        take: Callable[[Iterator[T]], list[T]],
+        first: int,
+        last: int,
+        window_bytes: int,
+    ) -> AsyncGenerator[list[T], None]:
+        """Yield what `make` makes of the records of each row group, and of the entries first..last that they stand for.
+        `take` takes some of it at a time, in a thread, and nothing at the end."""
+        footer, reader = present(self._footer, "a file has a footer"), present(self._reader, "a file has a reader")
         groups = footer.groups_of(self.place.lssn, first, last)
-        found = self._reader.all_records(groups, window_bytes=window_bytes)
+        found = reader.all_records(groups, window_bytes=window_bytes)
+        loop = asyncio.get_running_loop()
         try:
             async for index, records in found:
                 # Row groups end between entries. What lies behind the last one's are control records alone.
                 upto = last if index + 1 == groups.stop else footer.row_groups[index].last.entry_id
-                async for entry in self._rebuilt(footer, [records], first, upto):
-                    yield entry
+                making = make([records], first, upto)
+                while piece := await loop.run_in_executor(None, take, making):
+                    yield piece
                 first = upto + 1
         finally:
             await found.aclose()
         if first <= last:  # no row is in these: control records alone
-            async for entry in self._rebuilt(footer, [], first, last):
-                yield entry
+            making = make([], first, last)
+            while piece := await loop.run_in_executor(None, take, making):
+                yield piece
 
     def entries_of(self, index: int) -> range | None:
         """Return which entries of the segment have records in a row group; None where none has."""
@@ -118,18 +181,11 @@ class ColdLedger:
         first = group.first.entry_id if begins else 0
         return range(first, (group.last.entry_id if ends else self.last_add_confirmed) + 1)
 
-    async def _rebuilt(
-        self, footer: Footer, records: list[RecordColumns], first: int, last: int
-    ) -> AsyncGenerator[Entry, None]:
-        rebuilding = rebuild_entries(footer, self.place.lssn, records, first, last)
-        loop = asyncio.get_running_loop()
-        expected = first
-        while piece := await loop.run_in_executor(None, partial(_piece, rebuilding)):
-            for entry_id, payload in piece:
-                if entry_id != expected:
-                    raise self._damaged_error(f"entry {entry_id} comes where entry {expected} is expected")
-                expected += 1
-                yield self._entry(entry_id, payload)
+    def _check_follows(self, entry_id: int, expected: int) -> None:
+        if entry_id != expected:
+            raise self._damaged_error(f"entry {entry_id} comes where entry {expected} is expected")
+
+    def _check_complete(self, expected: int, last: int) -> None:
         if expected <= last:
             raise self._damaged_error(f"entries {expected} to {last} of segment {self.place.lssn} are not in it")
 

@@ -12,6 +12,7 @@ import pytest
 from helpers.cold_segments import (
     IDENTITY,
     SegmentMaker,
+    columns,
     footer_of,
     parts_of,
     rebuilt,
@@ -254,6 +255,8 @@ def test_erased_records_leave_their_places_and_nothing_else(format_: RecordForma
             gone = b"secret 1" in other.payload
             assert one.payload == (b"" if gone else other.payload)
             assert (one.txid, one.position, one.flags) == (other.txid, other.position, other.flags)
+    in_columns = [one for run in columns(bytes(made), footer, segment) for one in run.records.records()]
+    assert in_columns == [one for one in new_records if one.is_user]
     table = pq.read_table(pa.BufferReader(bytes(made)))
     flagged = pa.compute.bit_wise_and(pa.compute.struct_field(table["_log"], "flags"), FLAG_ERASED)
     for row, flag in zip(table.to_pylist(), flagged.to_pylist(), strict=True):

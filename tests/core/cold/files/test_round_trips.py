@@ -9,6 +9,7 @@ from helpers.cold_segments import (
     LARGEST,
     MadeSegment,
     SegmentMaker,
+    columns,
     decoded,
     footer_of,
     random_segment,
@@ -60,6 +61,31 @@ def check_round_trip(segments: list[MadeSegment], data: bytes, footer: Footer) -
                     assert new.payload == (old.payload if old.is_end_of_stream else b"")
 
 
+def check_columns(
+    segments: list[MadeSegment], data: bytes, footer: Footer, first: int = 0, max_bytes: int = 500
+) -> None:
+    """Check that the columns of each segment's entries from `first` on are what its ledger's entries are decoded to."""
+    for one in segments:
+        runs = columns(data, footer, one, first, max_bytes=max_bytes)
+        numbers = [number for run in runs for number in range(run.first_entry, run.last_entry + 1)]
+        assert numbers == [number for number, _ in one.entries[first:]]
+        wanted = decode_entries(
+            one.entries[first:],
+            lssn=one.metadata.lssn,
+            start_sequence_id=one.metadata.effective_start_sequence_id,
+            enveloped=one.metadata.enveloped,
+        )
+        found = [record for run in runs for record in run.records.records()]
+        assert found == wanted.records()
+        for run in runs:
+            within = (wanted.entry_id >= run.first_entry) & (wanted.entry_id <= run.last_entry)
+            for name in ("entry_id", "slot_id", "txid", "position", "sequence_id", "flags"):
+                assert getattr(run.records, name).tolist() == getattr(wanted, name)[within].tolist()
+            assert run.records.payload.null_count == 0
+        ends = [run.records.end_of_stream for run in runs if run.records.end_of_stream is not None]
+        assert ends == ([] if wanted.end_of_stream is None else [wanted.end_of_stream])
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_segments_of_any_records_come_back(seed: int) -> None:
     segments = [
@@ -70,6 +96,7 @@ def test_segments_of_any_records_come_back(seed: int) -> None:
     data, done = written(segments, at_once=1 + seed % 9)
     footer = footer_of(data)
     check_round_trip(segments, data, footer)
+    check_columns(segments, data, footer, first=seed % 3)
     assert done.records == footer.records == sum(one.metadata.record_count for one in segments)
     assert [one.metadata for one in done.segments] == [one.metadata for one in segments]
 
@@ -80,6 +107,7 @@ def test_whatever_is_drawn_comes_back(seed: int, records: int, version: int, at_
     segments = [random_segment(seed, 1, records=records, version=version, largest=300, sealed=sealed)]
     data, _ = written(segments, at_once=at_once, row_group_bytes=2_000)
     check_round_trip(segments, data, footer_of(data))
+    check_columns(segments, data, footer_of(data), max_bytes=1 + seed % 3_000)
 
 
 def test_the_largest_records_come_back_and_make_row_groups_alone() -> None:
@@ -104,6 +132,7 @@ def test_segments_without_records_come_back(version: int) -> None:
     data, _ = written(segments)
     footer = footer_of(data)
     check_round_trip(segments, data, footer)
+    check_columns(segments, data, footer)
     assert footer.groups_of(2, 0, 0) == range(0)
 
 

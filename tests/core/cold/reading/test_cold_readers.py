@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 
 import pyarrow as pa
@@ -151,6 +152,57 @@ async def test_bulks_batches_tables_and_single_records_are_the_same(namespace, m
     assert hot[1].column("id").to_pylist() == list(range(20)) * 3
     await mover.move("orders", 1, 2)
     assert await asked() == hot
+
+
+def behind(record):
+    return record.dlsn._replace(slot_id=record.dlsn.slot_id + 1)
+
+
+async def test_batches_of_files_are_cut_between_entries_as_their_reader_asks(namespace, mover):
+    log, before = await moved(namespace, mover)
+    for max_bytes in (1, 300, 1 << 20):
+        found, sizes = [], []
+        async with await log.open_reader() as reader:
+            while len(found) < 60:
+                batch = await reader.next_batch(max_bytes)
+                found += batch.column("value").to_pylist()
+                sizes.append(len(batch))
+                assert reader.position == behind(before[len(found) - 1])
+        assert found == FLAT[: len(found)]
+        assert max_bytes > 1 or set(sizes) == {1}
+        assert max_bytes == 1 or max(sizes) > 1
+
+
+async def test_a_reader_changes_its_way_and_place_within_columns(namespace, mover):
+    """Records, batches and skips in turn, within what one row group has, and out of it."""
+    log, before = await moved(namespace, mover)
+    async with await log.open_reader() as reader:
+        at = 0
+        for step in range(12):
+            assert await reader.read_next() == before[at]
+            at += 1
+            values = (await reader.next_batch(150 * (step % 3))).column("value").to_pylist()
+            assert values == FLAT[at : at + len(values)]
+            at += len(values) + 1
+            assert await reader.skip_to(before[at].dlsn) == before[at].dlsn
+    assert reader.gaps == []
+
+
+async def test_record_sets_that_are_wanted_whole_come_from_files_as_their_members(namespace, mover):
+    """A file keeps none; in ledgers they are what they were."""
+    log = await namespace.open_log("sets", {"writerOutputBufferSize": 0})
+    for part in range(3):
+        async with await log.open_writer() as writer:
+            await asyncio.gather(*writer.write_record_set(part, [b"%d-%d" % (part, one) for one in range(4)]))
+            await writer.write(part, b"%d" % part)
+    await mover.move("sets", 1, 2)
+    whole = await namespace.open_log("sets", {"deserializeRecordSetOnReads": False})
+    async with await whole.open_reader() as reader:
+        found = [await reader.read_next() for _ in range(12)]
+    members = [b"0-0", b"0-1", b"0-2", b"0-3", b"0", b"1-0", b"1-1", b"1-2", b"1-3", b"1"]
+    assert [one.payload for one in found[:10]] == members
+    assert [one.is_record_set for one in found] == [False] * 10 + [True, False]
+    assert found[-1].payload == b"2"
 
 
 async def test_locked_readers_with_a_subscriber_go_on(namespace, mover):
