@@ -48,6 +48,8 @@ def main() -> int:
     """Return 1 if a row missed half of its target or cannot be believed, 2 if nothing could be measured, else 0."""
     options = _options()
     signal.signal(signal.SIGTERM, _leave)
+    if options.dir is not None:
+        Path(options.dir).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dlspark-bench-", dir=options.dir) as name, ExitStack() as stack:
         directory = Path(name)
         if shutil.disk_usage(directory).free < NEEDED_BYTES:

@@ -406,6 +406,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _leave)
     from benchmarks.session import spark_session
 
+    if options.dir is not None:
+        Path(options.dir).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dlspark-fresh-", dir=options.dir) as name, ExitStack() as stack:
         directory = Path(name)
         print("\n".join(header(directory, 1, options.seconds).splitlines()[:MACHINE_LINES]), end="\n\n", flush=True)

@@ -6,6 +6,7 @@ python -m simulation --logs --seeds 2000        many runs with logs
 python -m simulation --names --seeds 500        many runs with logs that are renamed and made again
 python -m simulation --proxies --seeds 10000    fleets of write proxies and thin clients
 python -m simulation --cold --seeds 10000       logs whose past moves into files, by movers that die
+python -m simulation --regions --seeds 10000    one of three regions goes away, and comes back
 python -m simulation --failovers 100            failovers of a log's writer, with the time they take
 python -m simulation --mutations                take the safety rules out, one after the other
 python -m simulation --proxies --mutations      those of proxies and their clients
@@ -28,6 +29,7 @@ from simulation.faults.coverage import COVERAGE_POINTS, FLEET_POINTS, NAME_POINT
 from simulation.runs.failover import run_failovers, table
 from simulation.runs.fleets import print_fleets, run_fleet, run_fleets
 from simulation.runs.many import (
+    R,
     RunReport,
     RunsSummary,
     print_failure,
@@ -35,6 +37,7 @@ from simulation.runs.many import (
     print_summary,
     run_many,
 )
+from simulation.runs.regions import REGION_POINTS, RegionLoss, losses_table, region_command, run_region
 from simulation.runs.seeds import replay_command, run_seed
 
 ENOUGH_FOR_ALL_POINTS = 300
@@ -56,6 +59,7 @@ def main() -> int:
     parser.add_argument("--names", action="store_true", help="with logs that are renamed, deleted and made again")
     parser.add_argument("--proxies", action="store_true", help="write proxies and thin clients, not logs alone")
     parser.add_argument("--cold", action="store_true", help="with cold storage: movers and a bucket with faults")
+    parser.add_argument("--regions", action="store_true", help="with three regions, one of which goes away")
     parser.add_argument("--failovers", type=int, help="run this many failovers of a log's writer instead")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--mutations", action="store_true", help="find the seeds that notice each missing safety rule")
@@ -68,6 +72,8 @@ def main() -> int:
         return _fleets(arguments)
     if arguments.cold and not arguments.mutations:
         return _colds(arguments)
+    if arguments.regions:
+        return _regions(arguments)
     if arguments.seed is not None:
         return _one(arguments.seed, arguments.trace, arguments.mutation, logs, names)
     if arguments.mutations:
@@ -95,6 +101,19 @@ def _colds(arguments: argparse.Namespace) -> int:
             return _show(run_cold(arguments.seed, trace=arguments.trace))
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     return _many(run_cold, cold_command, seeds, arguments.processes, COLD_POINTS)
+
+
+def _regions(arguments: argparse.Namespace) -> int:
+    if arguments.seed is not None:
+        report = run_region(arguments.seed, trace=arguments.trace)
+        code = _show(report)
+        print(losses_table([report]))
+        return code
+    rounds: list[RegionLoss] = []
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    code = _many(run_region, region_command, seeds, arguments.processes, REGION_POINTS, rounds.append)
+    print(losses_table(rounds))
+    return code
 
 
 def _one(seed: int, trace: bool, mutation: str | None, logs: bool, names: bool) -> int:
@@ -139,15 +158,17 @@ def _logs_or_chains(arguments: argparse.Namespace) -> int:
 
 
 def _many(
-    run: Callable[[int], RunReport],
+    run: Callable[[int], R],
     command: Callable[[int], str],
     seeds: range,
     processes: int,
     points: Iterable[str],
+    also: Callable[[R], None] = lambda report: None,
 ) -> int:
     began = time.monotonic()
 
-    def heard(report: RunReport) -> None:
+    def heard(report: R) -> None:
+        also(report)
         if report.failure is not None:
             print_failure(report, command(report.seed))
 

@@ -355,9 +355,10 @@ class World:
         self.ledger_checkers.metadata_applied(ops)
         self.log_checkers.metadata_applied(ops)
 
-    def add_node(self) -> NodeMachine:
-        """Return a host for a storage node, with an empty disk; the node is not started."""
-        node = NodeMachine(self, f"b{len(self.nodes)}")
+    def add_node(self, place: str = "") -> NodeMachine:
+        """Return a host for a storage node, with an empty disk; the node is not started. `place` goes before its name,
+        as `region-rack-x-`."""
+        node = NodeMachine(self, f"{place}b{len(self.nodes)}")
         self.nodes.append(node)
         return node
 
@@ -368,7 +369,7 @@ class World:
 
     def node_of(self, bookie_id: str) -> NodeMachine:
         """Return the host of the node with this bookie id."""
-        return self.nodes[int(bookie_id.partition(":")[0][1:])]
+        return self.nodes[int(bookie_id.partition(":")[0].rpartition("b")[2])]
 
     async def format(self) -> None:
         """Set up the metadata, from a client of its own that then ends."""

@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 
+from helpers.interop.verdicts import DIFFERENCES
 from helpers.paths import DOCS, TESTS
 
 PAGE = (DOCS / "interop.md").read_text()
@@ -38,3 +39,8 @@ def test_the_page_has_a_row_for_every_state_of_a_log() -> None:
     ]
     assert sorted(re.findall(r"^\| `([a-z ]+)` \|", PAGE, re.M)) == sorted(states)
     assert len(states) == 11
+
+
+def test_the_page_has_a_row_for_every_difference_of_placement() -> None:
+    table = PAGE.split("| difference |")[1].split("\n\n")[0]
+    assert sorted(re.findall(r"^\| ([a-z ]+) \|", table, re.M)) == sorted(DIFFERENCES)

@@ -36,6 +36,7 @@ from dlspark.cli import (
     namespaces,
     pipes,
     proxies,
+    regions,
     sandbox,
     schema_samples,
     schemas,
@@ -183,6 +184,7 @@ sandbox_app = typer.Typer(help="A local cluster: a real ZooKeeper and storage no
 sandbox_app.command("start")(plain_errors(sandbox.start))
 sandbox_app.command("stop")(plain_errors(sandbox.stop))
 sandbox_app.command("status")(plain_errors(sandbox.status))
+sandbox_app.command("region")(plain_errors(sandbox.region))
 app.add_typer(sandbox_app, name="sandbox")
 
 bookie_app = typer.Typer(help="Run a storage node; tools for one that does not run.")
@@ -297,6 +299,11 @@ pool_app = typer.Typer(help="Pools of ledgers made in advance.", no_args_is_help
 pool_app.command("list")(plain_errors(namespaces.pool_list))
 pool_app.command("delete")(plain_errors(namespaces.pool_delete))
 namespace_app.add_typer(pool_app, name="allocator-pool")
+
+regions_app = typer.Typer(help="Copies over racks and regions: the price of surviving.", no_args_is_help=True)
+regions_app.command("goals")(plain_errors(regions.goals))
+regions_app.command("check")(plain_errors(regions.check))
+app.add_typer(regions_app, name="regions")
 
 sink_app = typer.Typer(help="Spark's sinks: what they have published, what failed attempts left.", no_args_is_help=True)
 sink_app.command("list")(plain_errors(sinks.list_sinks))

@@ -1,21 +1,30 @@
-"""`dlspark sandbox start|stop|status`."""
+"""`dlspark sandbox start|stop|status|region`."""
 
 from __future__ import annotations
 
+import shlex
 import signal
 import socket
 import sys
 import time
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
 
-from dlspark.sandbox.state import DEFAULT_NODES, SandboxState, default_directory
+from dlspark.sandbox.state import (
+    DEFAULT_NODES,
+    DEFAULT_NODES_A_REGION,
+    DEFAULT_ROUND_TRIP_MS,
+    SandboxState,
+    default_directory,
+)
 from metadata.foundation.errors import CallerError, NotAppliedError
 
+MAX_ROUND_TRIP_MS = 60_000
 DirectoryOption = Annotated[
     Path | None,
     typer.Option("--dir", help="Where the sandbox keeps its data, across restarts; ~/.dlspark/sandbox if not said."),
@@ -25,9 +34,13 @@ DirectoryOption = Annotated[
 def start(
     directory: DirectoryOption = None,
     nodes: Annotated[
-        int,
-        typer.Option(help="Storage nodes. 4: three copies and a spare; with 1 or 2 there are as many copies.", min=1),
-    ] = DEFAULT_NODES,
+        int | None,
+        typer.Option(
+            help=f"Storage nodes; {DEFAULT_NODES} if not said: three copies and a spare; with 1 or 2 there are as many "
+            f"copies. With regions: of each, {DEFAULT_NODES_A_REGION} if not said.",
+            min=1,
+        ),
+    ] = None,
     port: Annotated[int, typer.Option(help="ZooKeeper's port; 0 picks a free one and keeps it.", min=0, max=65535)] = 0,
     detach: Annotated[bool, typer.Option("--detach", help="Return once it serves; stop it with `stop`.")] = False,
     auto_recovery: Annotated[
@@ -40,20 +53,38 @@ def start(
         Path | None,
         typer.Option("--cold", help="Folder for cold storage: completed segments are moved there by a mover."),
     ] = None,
+    regions: Annotated[
+        int, typer.Option(help="Regions, an odd number from 3 on, each with one of ZooKeeper's servers.", min=0, max=9)
+    ] = 0,
+    rtt: Annotated[
+        str, typer.Option(help="Round trip between two regions.", metavar="TIME")
+    ] = f"{DEFAULT_ROUND_TRIP_MS:g}ms",
 ) -> None:
     """Start ZooKeeper and the storage nodes and print the namespace's URI. While it runs (in the default directory), it
     is the namespace where no other is given."""
     from dlspark.sandbox.sandbox import Sandbox
 
     directory = directory or default_directory()
+    round_trip_ms = parse_round_trip_ms(rtt)
     if detach:
-        typer.echo(_start_detached(directory, nodes, port, auto_recovery, proxies, cold))
+        typer.echo(_start_detached(directory, nodes, port, auto_recovery, proxies, cold, regions, rtt))
         if cold is not None:
             typer.echo(_cold_line(directory, cold), err=True)
         return
     # SIGTERM ends the sandbox in order, like Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
-    with Sandbox(directory, nodes=nodes, port=port, auto_recovery=auto_recovery, proxies=proxies, cold=cold) as sandbox:
+    with Sandbox(
+        directory,
+        nodes=nodes,
+        port=port,
+        auto_recovery=auto_recovery,
+        proxies=proxies,
+        cold=cold,
+        regions=regions,
+        round_trip_ms=round_trip_ms,
+    ) as sandbox:
+        if regions:
+            sandbox.take_commands()
         typer.echo(sandbox.uri)
         if cold is not None:
             typer.echo(_cold_line(directory, cold), err=True)
@@ -99,9 +130,12 @@ def status(directory: DirectoryOption = None) -> None:
         typer.echo(f"not running; its URI is {state.uri}")
         raise typer.Exit(3)
     typer.echo(state.uri)
-    typer.echo(f"process {state.pid}, ZooKeeper on port {state.zookeeper_port}", err=True)
-    ports = ", ".join(map(str, state.node_ports))
-    typer.echo(f"storage {'node on port' if len(state.node_ports) == 1 else 'nodes on ports'} {ports}", err=True)
+    if state.regions:
+        _say_regions(directory or default_directory(), state)
+    else:
+        typer.echo(f"process {state.pid}, ZooKeeper on port {state.zookeeper_port}", err=True)
+        ports = ", ".join(map(str, state.node_ports))
+        typer.echo(f"storage {'node on port' if len(state.node_ports) == 1 else 'nodes on ports'} {ports}", err=True)
     if state.proxies:
         for what, frames, grpc in (
             ("write", state.proxy_ports[: state.proxies], state.proxy_grpc_ports[: state.proxies]),
@@ -111,16 +145,101 @@ def status(directory: DirectoryOption = None) -> None:
             typer.echo(f"{kind}: {_addresses(frames)} for frames, {_addresses(grpc)} for gRPC", err=True)
     if state.cold is not None:
         typer.echo(_cold_line(directory or default_directory(), Path(state.cold)), err=True)
-    parts = [state.zookeeper_port, *state.node_ports, *state.proxy_ports[: state.proxies]]
-    parts += [state.read_proxy_port] if state.proxies and state.read_proxy_port is not None else []
-    silent = [port for port in parts if not _listens(port)]
+    parts = [*state.zookeeper_servers.split(","), *(state.node_id(index) for index in range(len(state.node_ports)))]
+    local = [*state.proxy_ports[: state.proxies], *([state.read_proxy_port] if state.proxies else [])]
+    parts += [f"127.0.0.1:{port}" for port in local if port is not None]
+    silent = [address for address in parts if not _listens(address)]
     if silent:
         typer.echo(
-            f"dlspark: nothing listens on {_addresses(silent)}: wait if the sandbox is being started, else stop it and "
+            f"dlspark: nothing listens on {', '.join(silent)}: wait if the sandbox is being started, else stop it and "
             "start it again",
             err=True,
         )
         raise typer.Exit(3)
+
+
+class RegionAction(str, Enum):
+    """What `dlspark sandbox region` does."""
+
+    CUT = "cut"
+    SLOW = "slow"
+    KILL = "kill"
+    HEAL = "heal"
+    ENV = "env"
+
+
+class CutDirection(str, Enum):
+    """What is cut off of a region: what it sends, what it receives, or both."""
+
+    BOTH = "both"
+    IN = "in"
+    OUT = "out"
+
+
+def region(
+    action: Annotated[RegionAction, typer.Argument(help="What to do.")],
+    name: Annotated[str, typer.Argument(help="The region: r1, r2, ...")],
+    directory: DirectoryOption = None,
+    direction: Annotated[
+        CutDirection, typer.Option(help="With cut: all, only what it receives (in), or only what it sends (out).")
+    ] = CutDirection.BOTH,
+    rtt: Annotated[str, typer.Option(help="With slow: a round trip to any other region.", metavar="TIME")] = "500ms",
+) -> None:
+    """Cut a region of the sandbox off (what is sent waits), slow it down, kill all that runs in it, or heal it: then it
+    is as at the start. `env` prints the line for a shell whose programs are to be in that region.
+    """
+    from dlspark.sandbox.region_control import RegionCommand, tell
+
+    where = directory or default_directory()
+    state = _known_state(where)
+    if action is RegionAction.ENV:
+        from dlspark.sandbox.regions import export_line
+
+        places = {place.name: place for place in state.regions}
+        if name not in places:
+            raise CallerError(f"there is no region {name}", advice=f"It has {', '.join(places) or 'none'}")
+        typer.echo(export_line(where, places[name]))
+        return
+    command = RegionCommand(action.value, name, direction.value, parse_round_trip_ms(rtt))
+    for region_name, words in tell(state, command).items():
+        typer.echo(f"{region_name}: {words or 'well'}")
+
+
+def parse_round_trip_ms(text: str) -> float:
+    """Return the milliseconds of "20ms", "0.5s" or "20". Raises CallerError."""
+    number, factor = text.strip(), 1.0
+    if number.endswith("ms"):
+        number = number.removesuffix("ms")
+    elif number.endswith("s"):
+        number, factor = number.removesuffix("s"), 1000.0
+    try:
+        value = float(number) * factor
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= MAX_ROUND_TRIP_MS:
+        raise CallerError(f"{text!r} is no round trip time", advice="Write it as 20ms or 0.5s, up to 60s")
+    return value
+
+
+def _say_regions(directory: Path, state: SandboxState) -> None:
+    from dlspark.sandbox.region_control import RegionCommand, tell
+
+    try:
+        conditions = tell(state, RegionCommand("list"))
+    except NotAppliedError:
+        conditions = {}  # a program's sandbox, which takes no commands, or one that is being started
+    typer.echo(f"process {state.pid}, round trips of {state.round_trip_ms:g} ms between regions", err=True)
+    for place in state.regions:
+        nodes = [state.node_id(i) for i in range(len(state.node_ports)) if state.node_region(i) == place]
+        words = f" ({conditions[place.name]})" if conditions.get(place.name) else ""
+        typer.echo(
+            f"region {place.name}{words}: ZooKeeper {place.host}:{place.zookeeper_port}, storage nodes "
+            f"{', '.join(nodes)}",
+            err=True,
+        )
+    typer.echo(
+        f'to be in a region: eval "$(dlspark sandbox region env r1 --dir {shlex.quote(str(directory))})"', err=True
+    )
 
 
 def _cold_line(directory: Path, files: Path) -> str:
@@ -130,9 +249,10 @@ def _cold_line(directory: Path, files: Path) -> str:
     return f"cold storage in {files.absolute()}; for programs that write: DLSPARK_CONF={conf}"
 
 
-def _listens(port: int) -> bool:
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection(("127.0.0.1", port), 1):
+        with socket.create_connection((host, int(port)), 1):
             return True
     except OSError:
         return False
@@ -150,7 +270,14 @@ def _known_state(directory: Path) -> SandboxState:
 
 
 def _start_detached(
-    directory: Path, nodes: int, port: int, auto_recovery: bool, proxies: int, cold: Path | None
+    directory: Path,
+    nodes: int | None,
+    port: int,
+    auto_recovery: bool,
+    proxies: int,
+    cold: Path | None,
+    regions: int,
+    rtt: str,
 ) -> str:
     """Run `sandbox start` in a session of its own and wait for the URI it prints."""
     import subprocess
@@ -160,7 +287,9 @@ def _start_detached(
 
     directory = directory.absolute()
     log = directory / "sandbox.log"
-    arguments = ["--dir", str(directory), "--nodes", str(nodes), "--port", str(port)]
+    arguments = ["--dir", str(directory), "--port", str(port)]
+    arguments += ["--nodes", str(nodes)] if nodes is not None else []
+    arguments += ["--regions", str(regions), "--rtt", rtt] if regions else []
     arguments += ["--auto-recovery"] if auto_recovery else []
     arguments += ["--proxies", str(proxies)] if proxies else []
     arguments += ["--cold", str(cold.absolute())] if cold is not None else []

@@ -86,9 +86,8 @@ They are checked as dynamic settings are. A program may give a provider of its o
 
 {features}
 
-Apache DistributedLog's other switches have no counterpart: `bkc.repp_disable_durability_enforcement` and
-`bkc.<region>.disallow_bookie_placement` belong to its region-aware placement, which is not here;
-`dl.disable_durability_enforcement` is an older name of the first. A switch that nothing looks at is warned of.
+`dl.disable_durability_enforcement`, an older name of `bkc.repp_disable_durability_enforcement`, has no counterpart. A
+switch that nothing looks at is warned of.
 """
 
 LOGS_CONF: Final = """\

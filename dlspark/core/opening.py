@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 
 from dlspark.core.dynamic.features import BKC_SCOPE, DISABLE_ENSEMBLE_CHANGE, FeatureProvider
 from dlspark.core.metrics.meter import Meter
@@ -29,6 +30,7 @@ from metadata.distributedlog.permissions import PermissionStore
 from metadata.distributedlog.segment_listing import SegmentCache
 from metadata.store import MetadataStore, join
 from storage_node.client.client import LedgerClient
+from storage_node.client.placement.region_policy import RegionSwitches
 from storage_node.edge import Clock, Network
 from storage_node.settings.client import ClientSettings
 
@@ -105,9 +107,15 @@ def _ledger_client(
         settings=edges.client_settings or settings.client_settings(),
         network=edges.network,
         rng=edges.rng,
+        regions=RegionSwitches(is_on=partial(_is_on, features.scope(BKC_SCOPE))),
         ensemble_change_disabled=features.scope(BKC_SCOPE).feature(DISABLE_ENSEMBLE_CHANGE).is_available,
     )
     return ledgers, client
+
+
+def _is_on(client: FeatureProvider, region: str | None, key: str) -> bool:
+    """Return whether a feature of the ledger client is on, or of one region for it."""
+    return (client if region is None else client.scope(region)).feature(key).is_available()
 
 
 def _log_store(store: MetadataStore, path: str, binding: Binding, settings: Settings) -> LogStore:

@@ -36,7 +36,16 @@ from dlspark.sandbox.processes import (
     log_tail,
 )
 from dlspark.sandbox.proxies import SandboxProxies
-from dlspark.sandbox.state import DEFAULT_NODES, NAMESPACE_PATH, SandboxState
+from dlspark.sandbox.region_control import RegionControl
+from dlspark.sandbox.regions import SandboxRegions
+from dlspark.sandbox.state import (
+    DEFAULT_NODES,
+    DEFAULT_NODES_A_REGION,
+    DEFAULT_ROUND_TRIP_MS,
+    NAMESPACE_PATH,
+    RegionPlace,
+    SandboxState,
+)
 from metadata.foundation import processes
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OpenedHere
@@ -49,6 +58,8 @@ COPIES = 3
 """How many nodes a ledger has where settings say nothing else. With fewer nodes than that the namespace says less."""
 ACKNOWLEDGED = 2
 """How many of them have a record when it is acknowledged."""
+MAX_REGIONS = 9
+_PORTS_A_REGION = 4
 _LOCK_FILE = "sandbox.lock"
 # Below the range from which systems hand out ports for outgoing connections: a node that is down for a while must
 # find its port free again, and a client that dials it meanwhile must not end up connected to itself.
@@ -71,29 +82,54 @@ class Sandbox(OpenedHere):
         auto_recovery: every node runs auto-recovery as well: entries that a lost node held are copied to the others.
         proxies: write proxies; with any there is a read proxy, too.
         cold: a folder for cold storage, which is made: a mover runs, and `settings` has what writers need.
+        regions: how many regions there are, each with `nodes` storage nodes (2 if not said) and one of ZooKeeper's
+            servers; 0: none, all is in one place. See `regions`. A directory keeps their number.
+        round_trip_ms: between any two regions.
 
     Raises:
-        CallerError: there cannot be so many nodes or proxies.
+        CallerError: there cannot be so many nodes, proxies or regions.
     """
 
     def __init__(
         self,
         directory: str | Path,
         *,
-        nodes: int = DEFAULT_NODES,
+        nodes: int | None = None,
         port: int = 0,
         node_settings: Mapping[str, object] | None = None,
         zookeeper_tick_ms: int = TICK_MS,
         auto_recovery: bool = False,
         proxies: int = 0,
         cold: str | Path | None = None,
+        regions: int = 0,
+        round_trip_ms: float = DEFAULT_ROUND_TRIP_MS,
     ) -> None:
+        if regions and (regions % 2 == 0 or not 3 <= regions <= MAX_REGIONS):
+            raise CallerError(
+                f"a sandbox cannot have {regions} regions: each has one of ZooKeeper's voters, of which most must run",
+                advice=f"Take 3, or another odd number up to {MAX_REGIONS}",
+            )
+        if regions and port:
+            raise CallerError("with regions there are several ZooKeeper servers, whose ports cannot be chosen")
+        if regions and (proxies or cold is not None):
+            raise CallerError(
+                "a sandbox with regions has no proxies and no cold storage of its own: they would be in no region",
+                advice="Leave them out, and start such a process with the variables of its region (sandbox status)",
+            )
+        if round_trip_ms < 0:
+            raise CallerError(f"a round trip of {round_trip_ms} ms cannot be")
+        if nodes is None:
+            nodes = DEFAULT_NODES_A_REGION if regions else DEFAULT_NODES
         if nodes < 1:
             raise CallerError(f"a sandbox needs at least one storage node, not {nodes}")
+        self._regions_wanted = regions
+        self._round_trip_ms = round_trip_ms
+        self._regions: SandboxRegions | None = None
+        self._control: RegionControl | None = None
         if proxies < 0:
             raise CallerError(f"a sandbox cannot have {proxies} proxies")
         self.directory = Path(directory).absolute()
-        self._nodes_wanted = nodes
+        self._nodes_wanted = nodes * max(1, regions)
         self._proxies_wanted = proxies
         self._proxies: SandboxProxies | None = None
         self._cold_wanted = Path(cold).absolute() if cold is not None else None
@@ -132,13 +168,13 @@ class Sandbox(OpenedHere):
 
     @property
     def zookeeper_address(self) -> str:
-        """ZooKeeper's `host:port`."""
-        return f"127.0.0.1:{self.state.zookeeper_port}"
+        """ZooKeeper's `host:port`, or several with commas between them."""
+        return self.state.zookeeper_servers
 
     @property
     def node_ids(self) -> list[str]:
         """The storage nodes' ids, `host:port` each, by index."""
-        return [f"127.0.0.1:{port}" for port in self.state.node_ports]
+        return [self.state.node_id(index) for index in range(self.node_count)]
 
     @property
     def node_count(self) -> int:
@@ -161,8 +197,48 @@ class Sandbox(OpenedHere):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Settings for programs that open its namespace: those of its cold storage; none without."""
-        return self._mover.settings if self._mover is not None else {}
+        """Settings for programs that open its namespace: those of its cold storage and its regions; none without."""
+        cold = self._mover.settings if self._mover is not None else {}
+        return {**cold, **(self._regions.settings if self._regions is not None else {})}
+
+    @property
+    def regions(self) -> SandboxRegions:
+        """Its regions, which can be cut off and slowed down. Raises CallerError where it has none."""
+        if self._regions is None:
+            raise CallerError("the sandbox has no regions", advice="Start it with regions=3, or --regions 3")
+        return self._regions
+
+    def take_commands(self) -> None:
+        """Let `dlspark sandbox region` do to its regions what `regions`, `kill_region` and `heal_region` do. From then
+        on they are for these commands alone. Raises CallerError where there are no regions."""
+        if self._control is None and self.regions:
+            self._control = RegionControl(self)
+            self._state = replace(self.state, control_port=self._control.port)
+            self._state.save(self.directory)
+
+    def region_nodes(self, name: str) -> list[int]:
+        """Return the indexes of a region's storage nodes."""
+        number = self.regions.names.index(name)
+        return list(range(number, self.node_count, len(self.regions.names)))
+
+    def kill_region(self, name: str) -> None:
+        """Cut a region off and kill all that runs in it with SIGKILL. Raises CallerError for a name that is none."""
+        self.regions.cut(name)
+        self.regions.killed.add(name)
+        for index in self.region_nodes(name):
+            self.kill_node(index)
+        self.regions.kill_voter(name)
+
+    def heal_region(self, name: str) -> None:
+        """Take all faults from a region: it is reached as at the start, and what was killed runs again."""
+        self.regions.heal(name)
+        if name in self.regions.killed:
+            self.regions.start_voter(name)
+            for index in self.region_nodes(name):
+                self._spawn(index)
+            for index in self.region_nodes(name):
+                self._await_ready(index)
+            self.regions.killed.discard(name)
 
     def node_pid(self, index: int) -> int | None:
         """Return the process of a node, or None where it does not run."""
@@ -171,7 +247,7 @@ class Sandbox(OpenedHere):
 
     @property
     def zookeeper_pid(self) -> int | None:
-        """ZooKeeper's process, or None where it does not run."""
+        """ZooKeeper's process, or None where it does not run, or each region has one (`regions.voter_pid`)."""
         return self._zookeeper.pid if self._zookeeper is not None else None
 
     def node_directory(self, index: int) -> Path:
@@ -214,6 +290,9 @@ class Sandbox(OpenedHere):
     def stop(self) -> None:
         """End all processes, proxies first and ZooKeeper last, so that all can leave in order. Idempotent."""
         atexit.unregister(self.stop)
+        if self._control is not None:
+            self._control.close()
+            self._control = None
         if self._proxies is not None:
             self._proxies.stop()
             self._proxies = None
@@ -223,16 +302,19 @@ class Sandbox(OpenedHere):
         # Before ZooKeeper: a node that ends in order takes its registration away, and needs the store for it.
         end_processes(self._processes.values())
         self._processes.clear()
-        if self._spawner is not None:
-            self._spawner.shutdown()
-            self._spawner = None
         if self._zookeeper is not None:
             self._zookeeper.stop()
             self._zookeeper = None
+        if self._regions is not None:
+            self._regions.stop()
+            self._regions = None
+        if self._spawner is not None:
+            self._spawner.shutdown()
+            self._spawner = None
         if self._state is not None:
             state, self._state = self._state, None
             with contextlib.suppress(OSError):  # Readers find out themselves that its processes are gone.
-                replace(state, pid=None, started=None, proxies=0, cold=None).save(self.directory)
+                replace(state, pid=None, started=None, proxies=0, cold=None, control_port=None).save(self.directory)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -257,14 +339,20 @@ class Sandbox(OpenedHere):
         self._await_ready(index)
 
     def kill_zookeeper(self) -> None:
-        """Kill ZooKeeper with SIGKILL; its data stay on disk."""
+        """Kill ZooKeeper with SIGKILL; its data stay on disk. Raises CallerError where each region has a server."""
+        if self._regions is not None:
+            raise CallerError("each region has a ZooKeeper server: none was killed", advice="Use regions.kill_voter")
         if self._zookeeper is not None:
             self._zookeeper.kill()
             self._zookeeper = None
 
     def start_zookeeper(self) -> None:
         """Start a killed ZooKeeper again on its own directory; nothing if it runs."""
-        if self._zookeeper is None:
+        if self.state.regions:
+            if self._regions is None:
+                self._regions = SandboxRegions(self.directory, self.state, self._tick_ms, self._spawner_thread())
+                self._regions.start()
+        elif self._zookeeper is None:
             directory, port = self.directory / "zookeeper", self.state.zookeeper_port
             zookeeper = EmbeddedZooKeeper(directory, port=port, tick_ms=self._tick_ms)
             zookeeper.start()
@@ -298,11 +386,21 @@ class Sandbox(OpenedHere):
                 f"the sandbox in {self.directory} keeps port {kept.zookeeper_port}, not {self._port_wanted}",
                 advice="Leave the port out, or name another directory",
             )
+        if kept is not None and len(kept.regions) != self._regions_wanted:
+            had = f"{len(kept.regions)} regions" if kept.regions else "no regions"
+            raise CallerError(
+                f"the sandbox in {self.directory} has {had}, and keeps them: its nodes' addresses say where they are",
+                advice=f"Start it {f'with --regions {len(kept.regions)}' if kept.regions else 'without any'}, or name "
+                "another directory",
+            )
         # Ports that a former start had stay: a node's address is in the metadata of its ledgers.
         has = kept or SandboxState(self._port_wanted, ())
         wanted, reader, reader_grpc = self._proxies_wanted, has.read_proxy_port, has.read_proxy_grpc_port
         known = {*has.node_ports, *has.proxy_ports, *has.proxy_grpc_ports, has.zookeeper_port}
-        free = _free_ports(self._nodes_wanted + 2 * wanted + 3, avoid={*known, reader or 0, reader_grpc or 0})
+        count = self._nodes_wanted + 2 * wanted + 3 + _PORTS_A_REGION * self._regions_wanted
+        # Regions have addresses of their own: there a port must be free at all of them.
+        at = "0.0.0.0" if self._regions_wanted else "127.0.0.1"
+        free = _free_ports(count, {*known, reader or 0, reader_grpc or 0}, at)
 
         def filled_up(ports: tuple[int, ...], to: int) -> tuple[int, ...]:
             return (*ports, *(free.pop() for _ in range(to - len(ports))))
@@ -318,6 +416,8 @@ class Sandbox(OpenedHere):
             filled_up(has.proxy_grpc_ports, wanted),
             reader_grpc or (free.pop() if wanted else None),
             None if self._cold_wanted is None else str(self._cold_wanted),
+            has.regions or tuple(_region_place(n, free) for n in range(1, self._regions_wanted + 1)),
+            self._round_trip_ms if self._regions_wanted else 0.0,
         )
 
     def _initialise_metadata(self) -> None:
@@ -333,8 +433,15 @@ class Sandbox(OpenedHere):
         make_private_directory(directory)
         conf = directory / "bookie.conf"
         port = self.state.node_ports[index]
-        conf.write_text(_bookie_conf(directory, port, self.zookeeper_address, self._node_settings))
+        place = self.state.node_region(index)
+        host, spread = ("127.0.0.1", {}) if place is None else (place.host, self.regions.node_settings)
+        settings = {**spread, **self._node_settings}
+        conf.write_text(_bookie_conf(directory, host, port, self.zookeeper_address, settings))
         return conf
+
+    def _node_environment(self, index: int) -> dict[str, str]:
+        place = self.state.node_region(index)
+        return child_environment() | ({} if place is None else self.regions.environment(place.name))
 
     def _spawn(self, index: int) -> None:
         conf = self._configure(index)
@@ -358,7 +465,7 @@ class Sandbox(OpenedHere):
                 start_new_session=True,
                 # Python puts the folder it is started in before all else, where a user may have a metadata.py.
                 cwd=self.node_directory(index),
-                env=child_environment(),
+                env=self._node_environment(index),
             )
 
     def _await_ready(self, index: int) -> None:
@@ -412,13 +519,13 @@ async def initialise(servers: str, quorums: tuple[int, int, int] | None = None) 
         await store.close()
 
 
-def _bookie_conf(directory: Path, port: int, zookeeper: str, more: Mapping[str, object]) -> str:
+def _bookie_conf(directory: Path, host: str, port: int, zookeeper: str, more: Mapping[str, object]) -> str:
     import javaproperties
 
     settings: dict[str, object] = {
         "bookiePort": port,
-        "listeningAddress": "127.0.0.1",
-        "advertisedAddress": "127.0.0.1",
+        "listeningAddress": host,
+        "advertisedAddress": host,
         "journalDirectories": directory / "journal",
         "ledgerDirectories": directory / "ledgers",
         "zkServers": zookeeper,
@@ -429,13 +536,17 @@ def _bookie_conf(directory: Path, port: int, zookeeper: str, more: Mapping[str, 
     return javaproperties.dumps({key: str(value) for key, value in settings.items()}, timestamp=None)
 
 
-def _free_ports(count: int, avoid: set[int]) -> list[int]:
+def _region_place(number: int, free: list[int]) -> RegionPlace:
+    return RegionPlace(f"r{number}", f"127.0.{number}.1", free.pop(), free.pop(), free.pop(), free.pop())
+
+
+def _free_ports(count: int, avoid: set[int], host: str) -> list[int]:
     """Return `count` ports that are free now; all are held open until the last is chosen, so that they differ."""
     with contextlib.ExitStack() as held:
-        return list(_bound_ports(count, avoid, held))
+        return list(_bound_ports(count, avoid, host, held))
 
 
-def _bound_ports(count: int, avoid: set[int], held: contextlib.ExitStack) -> Iterator[int]:
+def _bound_ports(count: int, avoid: set[int], host: str, held: contextlib.ExitStack) -> Iterator[int]:
     candidates = [port for port in _PORTS if port not in avoid]
     random.shuffle(candidates)
     while count > 0:
@@ -444,6 +555,6 @@ def _bound_ports(count: int, avoid: set[int], held: contextlib.ExitStack) -> Ite
         probe = held.enter_context(socket.socket())
         with contextlib.suppress(OSError):
             port = candidates.pop()
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
             count -= 1
             yield port

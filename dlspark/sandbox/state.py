@@ -19,12 +19,31 @@ from metadata.foundation.errors import CallerError
 
 NAMESPACE_PATH = "/distributedlog"
 DEFAULT_NODES = 4
+DEFAULT_NODES_A_REGION = 2
+DEFAULT_ROUND_TRIP_MS = 20.0
 _STATE_FILE = "sandbox.json"
 
 
 def default_directory() -> Path:
     """Return where `dlspark sandbox start` keeps its data if no other directory is given."""
     return Path(os.path.expanduser("~")) / ".dlspark" / "sandbox"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPlace:
+    """Where is a region of the sandbox? Its address, and the ports of its ZooKeeper server and its gateway."""
+
+    name: str
+    host: str
+    zookeeper_port: int
+    quorum_port: int
+    election_port: int
+    gateway_port: int
+
+    @property
+    def zookeeper_server(self) -> str:
+        """The ZooKeeper server as others of its ensemble reach it."""
+        return f"{self.host}:{self.quorum_port}:{self.election_port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +65,32 @@ class SandboxState:
     read_proxy_grpc_port: int | None = None
     cold: str | None = None
     """The folder of its cold storage, while it runs with one."""
+    regions: tuple[RegionPlace, ...] = ()
+    """Storage node number i is in region i modulo their number. Empty: all is at 127.0.0.1."""
+    round_trip_ms: float = 0.0
+    """Between any two regions."""
+    control_port: int | None = None
+    """Where the process takes commands about regions, while it does."""
 
     @property
     def uri(self) -> str:
         """The URI of the sandbox's namespace."""
-        return f"distributedlog://127.0.0.1:{self.zookeeper_port}{NAMESPACE_PATH}"
+        return f"distributedlog://{self.zookeeper_servers}{NAMESPACE_PATH}"
+
+    @property
+    def zookeeper_servers(self) -> str:
+        """ZooKeeper's `host:port`, or those of all regions with commas between them."""
+        places = [(place.host, place.zookeeper_port) for place in self.regions] or [("127.0.0.1", self.zookeeper_port)]
+        return ",".join(f"{host}:{port}" for host, port in places)
+
+    def node_region(self, index: int) -> RegionPlace | None:
+        """Return where a storage node is; None in a sandbox without regions."""
+        return self.regions[index % len(self.regions)] if self.regions else None
+
+    def node_id(self, index: int) -> str:
+        """Return a storage node's id, `host:port`."""
+        place = self.node_region(index)
+        return f"{'127.0.0.1' if place is None else place.host}:{self.node_ports[index]}"
 
     @classmethod
     def load(cls, directory: Path) -> SandboxState | None:
@@ -81,6 +121,9 @@ class SandboxState:
                 tuple(int(port) for port in raw.get("proxy_grpc_ports", ())),
                 None if reader_grpc is None else int(reader_grpc),
                 None if raw.get("cold") is None else str(raw["cold"]),
+                tuple(RegionPlace(**place) for place in raw.get("regions", ())),
+                float(raw.get("round_trip_ms", 0.0)),
+                None if raw.get("control_port") is None else int(raw["control_port"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CallerError(

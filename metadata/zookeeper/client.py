@@ -43,6 +43,7 @@ from metadata.foundation.errors import (
 )
 from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.pacing import TokenBucket
+from metadata.foundation.socks import socks_proxy
 from metadata.retry import create_with_parents, reconnected
 from metadata.store import (
     ANY_VERSION,
@@ -130,7 +131,7 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         self._servers = _check_servers(servers)
         self._timeouts_ms = session_timeout_ms, connect_timeout_ms
         self._loop = asyncio.get_running_loop()
-        self._handler = LoopHandler(self._loop)
+        self._handler = LoopHandler(self._loop, socks_proxy())
         self._hub = SessionHub(SessionState.SUSPENDED)
         self._observers = RequestObservers()
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)

@@ -27,6 +27,8 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Exists, GetChildren, GetChildren2
 
+from metadata.foundation.socks import ANSWER, SocksProxy, connect_request
+
 P = ParamSpec("P")
 
 _DIAL_SLICE_S: Final = 0.1
@@ -50,9 +52,10 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
     """How long kazoo's loop may go on without a byte from the server. While nothing is asked of it, kazoo asks for a
     sign of life after half of that."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, proxy: SocksProxy | None = None) -> None:
         super().__init__()
         self._loop = loop
+        self._proxy = proxy
         self._deadline: float | None = None
         self._heard_at = 0.0
         self._socket: socket.socket | None = None
@@ -112,16 +115,21 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
     def create_connection(
         self, address: tuple[str, int], timeout: float | None = None, **_tls: object
     ) -> socket.socket:
-        """Connect in slices, so that `abort` ends it. kazoo's TLS options are not offered by this store."""
+        """Connect in slices, so that `abort` ends it; by way of the SOCKS proxy where there is one. kazoo's TLS options
+        are not offered by this store."""
         deadline = math.inf if self._deadline is None else self._deadline
         if timeout is not None:
             deadline = min(deadline, time.monotonic() + timeout)
-        family, kind, protocol, _, resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        proxy = self._proxy if self._proxy is not None and self._proxy.leads_to(address[0]) else None
+        dialled = address if proxy is None else (proxy.host, proxy.port)
+        family, kind, protocol, _, resolved = socket.getaddrinfo(*dialled, type=socket.SOCK_STREAM)[0]
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._await_connected(connection, connection.connect_ex(resolved), deadline)
+            if proxy is not None:
+                self._ask_proxy(connection, proxy, address, deadline)
         except BaseException:
             connection.close()
             raise
@@ -130,17 +138,39 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def _await_connected(self, connection: socket.socket, code: int, deadline: float) -> None:
         while code in (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY):
-            if self._aborted:
-                raise ConnectionAbortedError(errno.ECONNABORTED, "closing")
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(errno.ETIMEDOUT, "no answer to the connection attempt")
-            poll = select.poll()
-            poll.register(connection, select.POLLOUT)
-            if poll.poll(min(left, _DIAL_SLICE_S) * 1000):
+            if self._ready_in_slice(connection, select.POLLOUT, deadline):
                 code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, f"cannot connect: {errno.errorcode.get(code, code)}")
+
+    def _ask_proxy(
+        self, connection: socket.socket, proxy: SocksProxy, address: tuple[str, int], deadline: float
+    ) -> None:
+        """Have the proxy connect this socket; within the same time, for the server's silence is silence there, too."""
+        connection.sendall(connect_request(*address))  # the first bytes on this connection: its buffer has room
+        answer = b""
+        while len(answer) < ANSWER.size:
+            if not self._ready_in_slice(connection, select.POLLIN, deadline):
+                continue
+            chunk = connection.recv(ANSWER.size - len(answer))
+            if not chunk:
+                break
+            answer += chunk
+        failure = proxy.failure_error(answer, *address)
+        if failure is not None:
+            raise failure
+
+    def _ready_in_slice(self, connection: socket.socket, event: int, deadline: float) -> bool:
+        """Wait for the event for a short while; raise TimeoutError at the deadline and ConnectionAbortedError after
+        `abort`."""
+        if self._aborted:
+            raise ConnectionAbortedError(errno.ECONNABORTED, "closing")
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(errno.ETIMEDOUT, "no answer to the connection attempt")
+        poll = select.poll()
+        poll.register(connection, event)
+        return bool(poll.poll(min(left, _DIAL_SLICE_S) * 1000))
 
     def abort(self) -> None:
         """Break the connection: kazoo's thread wakes up and finds that it was asked to stop."""

@@ -19,6 +19,8 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
@@ -49,6 +51,7 @@ _JVM_OPTIONS: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 HEAP_MB: Final = 64
 """Enough for tens of thousands of znodes. With a hundred thousand ledgers the server stalls until sessions are lost."""
 _MAIN: Final = "org.apache.zookeeper.server.ZooKeeperServerMain"
+_ENSEMBLE_MAIN: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 # A path of the data directory relative to the working directory needs no escaping, for any name of the directory.
 _CONFIG: Final = """\
@@ -64,6 +67,41 @@ admin.enableServer=false
 autopurge.snapRetainCount=3
 autopurge.purgeInterval=1
 """
+_ENSEMBLE_CONFIG: Final = """\
+initLimit=20
+syncLimit=8
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleMember:
+    """Which server of an ensemble is this, and who are the others?
+
+    Args:
+        number: of this server, from 1.
+        servers: of all, by number: `host:port:port`, the ports for followers and for elections.
+        socks: a SOCKS proxy by way of which this server reaches the others, `host` and port; None: directly.
+    """
+
+    number: int
+    servers: Mapping[int, str]
+    socks: tuple[str, int] | None = None
+
+    def config(self) -> str:
+        """Return what the configuration of one server has in addition."""
+        return _ENSEMBLE_CONFIG + "".join(f"server.{number}={server}\n" for number, server in self.servers.items())
+
+    def jvm_options(self) -> list[str]:
+        """Return options by which the JDK dials other servers by way of the proxy, loopback addresses too."""
+        if self.socks is None:
+            return []
+        host, port = self.socks
+        return [
+            f"-DsocksProxyHost={host}",
+            f"-DsocksProxyPort={port}",
+            "-DsocksProxyVersion=4",
+            "-DsocksNonProxyHosts=",
+        ]
 
 
 class EmbeddedZooKeeper:
@@ -77,11 +115,23 @@ class EmbeddedZooKeeper:
         host: the address to listen at.
         tick_ms: ZooKeeper's unit of time: sessions last two ticks at least and expire by the tick.
         heap_mb: bounds the server's memory, and with it the number of znodes.
+        member: its place in an ensemble, which needs a port that was chosen; None: it is alone. `start` then returns
+            only once enough others run: `launch` all first, and `await_serving` after that.
     """
 
     def __init__(
-        self, directory: Path, *, port: int = 0, host: str = "127.0.0.1", tick_ms: int = TICK_MS, heap_mb: int = HEAP_MB
+        self,
+        directory: Path,
+        *,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        tick_ms: int = TICK_MS,
+        heap_mb: int = HEAP_MB,
+        member: EnsembleMember | None = None,
     ) -> None:
+        if member is not None and port == 0:
+            raise CallerError("a server of an ensemble needs a port that the others know", advice="Choose one")
+        self._member = member
         self._directory = Path(directory)
         self._host = host
         self._port = port
@@ -134,10 +184,11 @@ class EmbeddedZooKeeper:
         """
         if self.running:
             return
-        self._reap()
-        java = find_java()
-        make_private_directory(self._directory / "data")  # what the store holds, passwords of ledgers among it
-        self._take_lock()
+        if self._member is not None:
+            self.launch()
+            self.await_serving()
+            return
+        java = self._prepare()
         try:
             self._start_on_some_port(java)
         except BaseException:
@@ -145,20 +196,61 @@ class EmbeddedZooKeeper:
             raise
         atexit.register(self.kill)
 
+    def launch(self) -> None:
+        """Start a server of an ensemble without waiting until it serves. Raises CallerError as `start`."""
+        if self.running:
+            return
+        java = self._prepare()
+        try:
+            self._check_port()
+            self._launch(java)
+        except BaseException:
+            self.kill()
+            raise
+        atexit.register(self.kill)
+
+    def await_serving(self) -> None:
+        """Wait until a launched server serves: until most of the ensemble's do. Raises MetadataUnavailableError."""
+        if not self._serves(START_TIMEOUT_MS):
+            try:
+                self._fail(find_java())
+            finally:
+                self.kill()
+
+    def _prepare(self) -> str:
+        self._reap()
+        java = find_java()
+        make_private_directory(self._directory / "data")  # what the store holds, passwords of ledgers among it
+        self._take_lock()
+        return java
+
+    def _check_port(self) -> None:
+        if not _can_bind(self._host, self._port):
+            raise CallerError(
+                f"port {self._port} of {self._host} is in use",
+                advice="Stop what listens there, or choose another port (0: any free one)",
+            )
+
+    def _launch(self, java: str) -> None:
+        config = _CONFIG.format(host=self._host, port=self._port, tick_ms=self._tick_ms, minimum_ms=2 * self._tick_ms)
+        if self._member is not None:
+            (self._directory / "data" / "myid").write_text(f"{self._member.number}\n", encoding="ascii")
+            config += self._member.config()
+        (self._directory / "zoo.cfg").write_text(config, encoding="ascii")
+        self._spawn(self._command(java, _JARS))
+
+    def _command(self, java: str, patterns: tuple[str, ...]) -> list[str]:
+        member = self._member
+        more, main = ([], _MAIN) if member is None else (member.jvm_options(), _ENSEMBLE_MAIN)
+        return _command(java, patterns, self._heap_mb, more, main)
+
     def _start_on_some_port(self, java: str) -> None:
         for attempt in range(_PORT_ATTEMPTS):
             if self._port == 0:
                 self._port = _free_port(self._host)
-            elif not _can_bind(self._host, self._port):
-                raise CallerError(
-                    f"port {self._port} of {self._host} is in use",
-                    advice="Stop what listens there, or choose another port (0: any free one)",
-                )
-            config = _CONFIG.format(
-                host=self._host, port=self._port, tick_ms=self._tick_ms, minimum_ms=2 * self._tick_ms
-            )
-            (self._directory / "zoo.cfg").write_text(config, encoding="ascii")
-            self._spawn(_command(java, _JARS, self._heap_mb))
+            else:
+                self._check_port()
+            self._launch(java)
             if self._serves(START_TIMEOUT_MS):
                 return
             lost_race = self._chosen and not self.running and not _can_bind(self._host, self._port)
@@ -213,7 +305,7 @@ class EmbeddedZooKeeper:
         ended = self._process.returncode if self._process is not None and not self.running else None
         self.kill(keep_lock=True)
         if ended is not None:
-            self._spawn(_command(java, _JARS + _LOGGING_JARS, self._heap_mb))
+            self._spawn(self._command(java, _JARS + _LOGGING_JARS))
             if self._waiter is not None:
                 self._waiter.join(STOP_TIMEOUT_MS / 1000)
             self.kill(keep_lock=True)
@@ -278,7 +370,7 @@ class EmbeddedZooKeeper:
             self._lock = None
 
 
-def _command(java: str, patterns: tuple[str, ...], heap_mb: int) -> list[str]:
+def _command(java: str, patterns: tuple[str, ...], heap_mb: int, more: Sequence[str], main: str) -> list[str]:
     jars = _jar_directory()
     found = []
     for pattern in patterns:
@@ -288,7 +380,7 @@ def _command(java: str, patterns: tuple[str, ...], heap_mb: int) -> list[str]:
                 f"PySpark's jars lack {pattern}", path=str(jars), advice="Install pyspark 4.2 or later from PyPI"
             )
         found.append(str(matches[-1]))
-    return [java, f"-Xmx{heap_mb}m", *_JVM_OPTIONS, "-cp", os.pathsep.join(found), _MAIN, "zoo.cfg"]
+    return [java, f"-Xmx{heap_mb}m", *_JVM_OPTIONS, *more, "-cp", os.pathsep.join(found), main, "zoo.cfg"]
 
 
 def _jar_directory() -> Path:

@@ -86,7 +86,11 @@ class Workload:
                 client.kill()
                 return
             self.world.reached("client.killed")
-            await asyncio.sleep(rng.uniform(0.05, 0.6))
+            await self.before_restart(client, rng)
+
+    async def before_restart(self, client: ClientMachine, rng: Random) -> None:
+        """Wait until a killed client is started again: a moment."""
+        await asyncio.sleep(rng.uniform(0.05, 0.6))
 
     async def _leave(self, client: ClientMachine, closing: Awaitable[None]) -> None:
         await closing

@@ -381,6 +381,8 @@ class PlacementReport:
     softly_adhering: int = 0
     """They keep the policy in the racks that are known, but not all of their bookies' racks are."""
     unreadable: int = 0
+    named: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Ledgers that do not keep the policy, the first `MAX_NAMED` of them, and their fragments that do not."""
 
 
 class PlacementCheck:
@@ -425,6 +427,7 @@ class PlacementCheck:
                     for part, verdict in zip(metadata.ensembles, verdicts, strict=True)
                     if verdict is Adherence.FAIL
                 ]
+                report.named[ledger_id] = tuple(bad)
                 logger.warning("ledger %d does not keep the placement policy: %s", ledger_id, "; ".join(bad))
 
     async def _verdict(self, bookies: tuple[str, ...], write_quorum: int, ack_quorum: int) -> Adherence:

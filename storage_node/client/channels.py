@@ -83,6 +83,8 @@ class Channel:
         self.bookie = bookie
         self.losses = 0
         """How often what was under way was lost with the link, or no link could be made."""
+        self.opened_at = 0.0
+        """When the link was made, by the loop's clock: what was asked before travelled then."""
         self._around = surroundings
         self._link: Link | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -121,6 +123,7 @@ class Channel:
             self._lose(ConnectionClosedError("the connection was lost as soon as it was made", node=self.bookie))
             return
         self._link = link
+        self.opened_at = self._around.loop.time()
         self._opened()
         backlog, self._backlog = self._backlog, []
         link.send(*backlog)

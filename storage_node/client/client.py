@@ -3,6 +3,9 @@
 Beside it, `Registrations` reads the cluster's lists of bookies when a bookie failed, so that reads go elsewhere at
 once. While all is well nothing is read. What is learned goes into `BookieHealth`: bookies in neither list are asked
 last, read-only ones behind the writable.
+
+`Whereabouts` learns this client's own region, and where that is known those of the bookies of ledgers that are read, so
+that the near ones are asked first.
 """
 
 from __future__ import annotations
@@ -12,18 +15,22 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble, LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerStore, Versioned
 from metadata.foundation.errors import DistributedLogError, NodeExistsError
+from metadata.foundation.regions import said_region
 from storage_node.client.connections import ConnectionPool, DiskSpace, ask_disk_space
 from storage_node.client.health import Members, outlast
 from storage_node.client.ledger_copies import LedgerCopies
 from storage_node.client.pipeline import ClientContext, Tasks
 from storage_node.client.placement.arranging import Adherence
-from storage_node.client.placement.policies import Placement, make_placement
-from storage_node.client.placement.racks import RackResolver
+from storage_node.client.placement.by_settings import make_placement
+from storage_node.client.placement.policies import Placement, addresses_of
+from storage_node.client.placement.racks import RackMap, RackResolver, resolver_of
+from storage_node.client.placement.region_policy import RegionSwitches
 from storage_node.client.reader import LedgerLocation, LedgerReader
 from storage_node.client.recovering import recover as run_recovery
 from storage_node.client.writer import LedgerWriter
@@ -55,6 +62,7 @@ class LedgerClient:
         network, rng: the edges; the real ones if left out.
         placement: picks bookies; by the settings if left out.
         racks: finds where a bookie stands; by the settings if left out.
+        regions: which regions get no new copies, and features; asked at each placement over regions.
         ensemble_change_disabled: asked whenever a bookie has failed an add: while it says so, writers keep their
             ensembles and send the bookie again what it failed.
     """
@@ -69,6 +77,7 @@ class LedgerClient:
         rng: random.Random | None = None,
         placement: Placement | None = None,
         racks: RackResolver | None = None,
+        regions: RegionSwitches | None = None,
         ensemble_change_disabled: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make a client that is not open yet."""
@@ -79,9 +88,11 @@ class LedgerClient:
         self._rng = rng or random.Random()
         self._placement = placement
         self._racks = racks
+        self._regions = regions
         self._ensemble_change_disabled = ensemble_change_disabled
         self._context: ClientContext | None = None
         self._registrations: Registrations | None = None
+        self._whereabouts: Whereabouts | None = None
         self._writers: dict[LedgerWriter, None] = {}
         self._readers: dict[LedgerReader, None] = {}
         self._closed = False
@@ -197,6 +208,7 @@ class LedgerClient:
         stored = current.value.password
         if stored is not None and stored != password:
             raise UnauthorizedAccessError("the ledger has another password", ledger_id=ledger_id)
+        await context.learn_places(current.value)
         if recover and not current.value.is_closed:
             current = await outlast(self._settings.outage_wait_ms, partial(self._recover, context, ledger_id, current))
         reader = LedgerReader(
@@ -233,7 +245,10 @@ class LedgerClient:
             if isinstance(address, BaseException):
                 raise address
             addresses[name] = address
-        return LedgerLocation(ledger_id, metadata, addresses)
+        await self._use().learn_places(metadata)
+        nearness = self._use().pool.nearness
+        regions = {name: region for name in names if (region := nearness.region_of(name)) is not None}
+        return LedgerLocation(ledger_id, metadata, addresses, regions)
 
     def copies(self, ledger_id: int, metadata: LedgerMetadata) -> LedgerCopies:
         """Return access to single copies of a ledger's entries, for auto-recovery."""
@@ -242,6 +257,11 @@ class LedgerClient:
     async def judge_placement(self, bookies: Sequence[str], write_quorum: int, ack_quorum: int) -> Adherence:
         """Return how well an ensemble keeps this client's placement policy. Raises the metadata store's errors."""
         return await self._use().placement.judge(bookies, write_quorum, ack_quorum)
+
+    async def may_place_on(self, bookies: Sequence[str]) -> bool:
+        """Return whether new copies may go to all of these bookies, as operators have switched regions. Raises what
+        kept it from knowing."""
+        return await self._use().placement.allows(bookies)
 
     async def disk_space(self, bookie: str) -> DiskSpace:
         """Return what a bookie says of its disks. Raises what kept it from answering, within
@@ -262,6 +282,8 @@ class LedgerClient:
             await reader.close()
         if self._registrations is not None:
             await self._registrations.stop()
+        if self._whereabouts is not None:
+            await self._whereabouts.stop()
         if self._context is not None:
             await self._context.pool.close()
 
@@ -272,13 +294,24 @@ class LedgerClient:
             raise LedgerClosedError("this client was closed")
         if self._context is None:
             pool = ConnectionPool(self._resolve, self._settings, self._network, asyncio.get_running_loop(), self._rng)
-            placement = self._placement or make_placement(self._bookies, pool, self._rng, self._racks)
+            placement = self._placement or make_placement(self._bookies, pool, self._rng, self._racks, self._regions)
+            racks = placement.racks if isinstance(placement, HasRacks) else self._rack_map(pool)
+            self._whereabouts = Whereabouts(self._bookies, pool, racks)
             self._context = ClientContext(
-                self._settings, pool, self._ledgers, placement, self._ensemble_change_disabled
+                self._settings,
+                pool,
+                self._ledgers,
+                placement,
+                self._ensemble_change_disabled,
+                self._whereabouts.learn,
             )
             if self._settings.reorder_reads:
                 self._registrations = Registrations(self._bookies, pool)
         return self._context
+
+    def _rack_map(self, pool: ConnectionPool) -> RackMap:
+        settings = self._settings.placement
+        return RackMap(self._racks or resolver_of(settings), pool.loop, said_region(settings.region))
 
     async def _resolve(self, bookie: str) -> tuple[str, int]:
         address = await self._bookies.resolve(bookie)
@@ -316,4 +349,51 @@ class Registrations:
     async def stop(self) -> None:
         """End what runs."""
         self._pool.health.on_trouble = None
+        await self._tasks.stop()
+
+
+# ------------------------------------------------------------------------------------ where all are
+
+LEARN_S = 1.0
+"""How long a reader that opens waits to learn where the bookies are; then it begins, and the order follows."""
+
+
+@runtime_checkable
+class HasRacks(Protocol):
+    """A placement that knows where bookies are."""
+
+    racks: RackMap
+
+
+class Whereabouts:
+    """One object for each client; `stop` it with the client."""
+
+    def __init__(self, registry: BookieRegistry, pool: ConnectionPool, racks: RackMap) -> None:
+        self._registry = registry
+        self._nearness = pool.nearness
+        self._nearness.find_region = racks.region_of
+        self._racks = racks
+        self._tasks = Tasks(lambda violation: logger.error("%s", violation))
+
+    async def learn(self, metadata: LedgerMetadata) -> None:
+        """Learn where the bookies of a ledger are; returns after LEARN_S at the latest, and goes on learning. Never
+        fails: an order that is not known is the usual one."""
+        learning = self._tasks.start(self._learn(metadata))
+        await asyncio.wait({learning}, timeout=LEARN_S)
+
+    async def _learn(self, metadata: LedgerMetadata) -> None:
+        # Looked up each time: a client without a node beside it may be placed after it began, or be moved.
+        self._nearness.own = await self._racks.own_region()
+        if self._nearness.own is None:
+            return
+        try:
+            writable = await self._registry.writable()
+        except DistributedLogError as error:
+            logger.info("where storage nodes are is not learned at present: %s", error)
+            return
+        names = {bookie for ensemble in metadata.ensembles for bookie in ensemble.bookies}
+        await self._racks.see(writable, addresses_of(sorted(names)))
+
+    async def stop(self) -> None:
+        """End what runs."""
         await self._tasks.stop()

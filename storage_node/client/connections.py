@@ -24,6 +24,7 @@ from typing import Protocol, TypeAlias
 from metadata.foundation.errors import DistributedLogError
 from storage_node.client.channels import Channel, Resolver, Surroundings, Sweeper
 from storage_node.client.health import BookieHealth, Quarantine
+from storage_node.client.nearness import Hedges, Nearness, least_pending_first, order_over_regions
 from storage_node.edge import Network
 from storage_node.errors import ERROR_OF_STATUS, ConnectionClosedError, ProtocolError, RequestTimeoutError
 from storage_node.protocol import v2
@@ -71,6 +72,11 @@ class Connection(Channel):
         self._adds: dict[bytes, _Add] = {}
         self._acknowledged: list[_Add] = []  # adds whose EOK came in the batch that is being delivered, in this order
         self._requests: dict[int, tuple[Operation, float, Callable[[Answer], None], int]] = {}
+
+    @property
+    def pending(self) -> int:
+        """Requests under way that are no adds."""
+        return len(self._requests)
 
     # ------------------------------------------------------------------------------------ requests
 
@@ -242,6 +248,8 @@ class ConnectionPool:
         self.network = network
         self.loop = loop
         self.health = BookieHealth(loop, settings.failure_memory_ms)
+        self.nearness = Nearness()
+        self.hedges = Hedges(settings.hedged_reads_percent)
         self.quarantine = Quarantine(settings.placement, loop, rng or random.Random())
         self.sweeper = Sweeper(loop, settings.sweep_interval_s)
         self.closed = False
@@ -258,6 +266,45 @@ class ConnectionPool:
     def bookies(self) -> set[str]:
         """All that there ever was a connection to."""
         return {bookie for bookie, _ in self._connections} | set(self._batches)
+
+    def pending(self, bookie: str) -> int:
+        """Return how many requests to a bookie are under way: reads and questions, each batch as one."""
+        count = sum(
+            connection.pending
+            for channel in range(self._channels)
+            if (connection := self._connections.get((bookie, channel))) is not None
+        )
+        batches = self._batches.get(bookie)
+        return count + (0 if batches is None else batches.pending)
+
+    def reading_order(self, indices: Sequence[int], bookies: Sequence[str]) -> Sequence[int]:
+        """Return `indices` of `bookies`, which are in write-set order, as they are to be asked, by the settings: over
+        regions where the own one is known."""
+        settings, nearness = self.settings, self.nearness
+        if not settings.reorder_reads:
+            return indices
+        if settings.reorder_threshold_pending:
+            indices = least_pending_first(
+                indices, lambda index: self.pending(bookies[index]), settings.reorder_threshold_pending
+            )
+        if not nearness.known:
+            return self.health.reading_order(indices, bookies)
+        now = self.loop.time()
+        return order_over_regions(
+            indices,
+            lambda index: self.health.standing(
+                bookies[index],
+                local=nearness.is_local(bookies[index]),
+                time_s=nearness.round_trip_s(bookies[index], now),
+                pending=self.pending(bookies[index]),
+            ),
+        )
+
+    def note_slow(self, bookie: str) -> None:
+        """Note that another replica had to be asked as well. Not where requests under way decide: there they show how
+        busy a bookie is."""
+        if not self.settings.reorder_threshold_pending:
+            self.health.slow(bookie)
 
     def to(self, bookie: str, ledger_id: int = 0) -> Connection:
         """Return the connection to a bookie that a ledger uses, opened when first used."""
@@ -301,6 +348,11 @@ class BatchConnection(Channel):
         """The bookie does not serve batch reads."""
         self._served = False
         self._requests: dict[int, tuple[float, Callable[[BatchAnswer], None], int]] = {}
+
+    @property
+    def pending(self) -> int:
+        """Batches under way."""
+        return len(self._requests)
 
     def read(
         self,

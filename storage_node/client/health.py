@@ -8,6 +8,8 @@ fastest one lags, and is asked after those that do not; it stops lagging only wh
 the order does not flap. Bookies that are about equally fast are never sorted: their reads stay spread by the striping.
 A lagging bookie is asked less, so what is known of it grows old: after a while it is forgotten, and tried anew.
 
+*Regions.* Where the client's own region is known, `nearness` decides the order, by the `standing` of each bookie.
+
 *Quarantine.* It is for bookies that failed many requests of this client lately. Failures are counted in intervals. A
 bookie that reached the threshold in one is avoided for the quarantine's length, with the configured probability. A
 refusal that says nothing about its health (fenced, no such entry, read-only) does not count. Where the cluster's switch
@@ -35,6 +37,7 @@ from typing import Final, Protocol, TypeVar
 
 from metadata.bookkeeper.bookies import BookieRegistry, UnknownBookieError
 from metadata.foundation.errors import DistributedLogError
+from storage_node.client.nearness import ReplicaKind, ReplicaStanding
 from storage_node.errors import (
     BookieFailedError,
     BookieUnreachableError,
@@ -66,6 +69,9 @@ LAG_FACTOR, LAG_S = 3.0, 0.005
 LEVEL_FACTOR, LEVEL_S = 1.5, 0.002
 """It stops lagging when its average is within either of these."""
 LAG_MEMORY_S = 10.0
+
+GONE_AFTER = 2
+"""Over regions a bookie counts as gone that has failed so often without an answer in between."""
 
 FAILED, SLOW, READ_ONLY, LAGGING, GOOD = 4, 3, 2, 1, 0
 """Ranks in reading order, last to first."""
@@ -99,6 +105,7 @@ class BookieHealth:
         self._loop = loop
         self._memory_s = memory_ms / 1000
         self._failed: dict[str, float] = {}
+        self._failures: dict[str, int] = {}  # since its last answer
         self._slow: dict[str, float] = {}
         self._paces: dict[str, _Pace] = {}
         self._lagging: dict[str, float] = {}
@@ -110,6 +117,7 @@ class BookieHealth:
     def failed(self, bookie: str) -> None:
         """Note that the bookie refused, lost the connection, or did not answer."""
         self._failed[bookie] = self._loop.time()
+        self._failures[bookie] = self._failures.get(bookie, 0) + 1
         if self.on_trouble is not None:
             self.on_trouble()
 
@@ -123,6 +131,7 @@ class BookieHealth:
         """Note that the bookie did what it was asked to; `asked` is the time at which it was asked for one entry."""
         if self._failed:
             self._failed.pop(bookie, None)
+            self._failures.pop(bookie, None)
         if asked is None:
             return
         now = self._loop.time()
@@ -174,6 +183,29 @@ class BookieHealth:
         if not (self._failed or self._slow or self._lagging or self._read_only or self._absent):
             return indices
         return sorted(indices, key=lambda index: self.rank(bookies[index]))  # stable: order is kept within a rank
+
+    def standing(self, bookie: str, *, local: bool, time_s: float | None, pending: int) -> ReplicaStanding:
+        """Return how the bookie stands among replicas in several regions (`nearness`).
+
+        Upstream takes what is not registered for gone. A bookie that is registered and out of this client's reach is so
+        as well: or every read would first ask it again, because it is near.
+        """
+        now = self._loop.time()
+        failed = self._failed[bookie] if self._since(self._failed, bookie, now, self._memory_s) else 0.0
+        if self._since(self._absent, bookie, now, self._memory_s) or (
+            failed and self._failures.get(bookie, 0) >= GONE_AFTER
+        ):
+            kind = ReplicaKind.GONE
+        elif not failed and self._since(self._slow, bookie, now, self._memory_s):
+            kind = ReplicaKind.SLOW
+        elif self._since(self._read_only, bookie, now, self._memory_s):
+            kind = ReplicaKind.READ_ONLY
+        else:
+            kind = ReplicaKind.HEALTHY
+        lags = self._since(self._lagging, bookie, now, LAG_MEMORY_S) > 0
+        if kind is ReplicaKind.HEALTHY and not lags:
+            self._paces_forgotten(bookie, now)
+        return ReplicaStanding(kind, local, lags, failed, time_s, pending)
 
     def placing_order(self, bookies: Iterable[str]) -> list[str]:
         """Return those that did not fail lately, then the others, longest ago first. Stable."""

@@ -1,7 +1,7 @@
 """The last-add-confirmed of a ledger that grows: its readers ask the bookies for it, its writer makes it known.
 
 `LacQuestion` asks all bookies of the last ensemble at once where the LAC is; `TailRound` is one long poll for the
-entry behind it.
+entry behind it. Over regions it polls the nearest bookie alone, and asks others now and then (`tail_over_regions`).
 
 `ExplicitLac` writes the LAC to bookies where no later add carries it, for readers at the end of a quiet ledger. With an
 interval, the LAC is written once no add has carried a later one for that long; what fails is logged and tried again,
@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import DistributedLogError
 from storage_node.client.connections import Answer, ConnectionPool, answer_error, ask_bookies
+from storage_node.client.tail_over_regions import TailListening
 from storage_node.errors import ProtocolError, UnauthorizedAccessError
 from storage_node.protocol.digests import Entry, EntryDigest, master_key
 from storage_node.protocol.encoding import encode_read_lac_request, encode_read_request, encode_write_lac_request
@@ -30,6 +31,10 @@ from storage_node.protocol.writing import WriterMachine
 logger = logging.getLogger(__name__)
 
 _LAST_ENTRY = -1
+
+QUESTION_MS = 1
+"""The wait of a long poll that is only to say whether there is news. Not 0: upstream's nodes need not take that for a
+wait that is over."""
 
 
 class LacQuestion:
@@ -61,7 +66,13 @@ class LacQuestion:
         if self._best_effort:
             operation, frame = Operation.READ, encode_read_request(txn_id, self._ledger_id, _LAST_ENTRY)
 
+        asked = self._pool.loop.time()
+        connection = self._pool.to(bookie, self._ledger_id)
+
         def answered(answer: Answer) -> None:
+            if self._pool.nearness.known and not isinstance(answer, DistributedLogError):
+                now = self._pool.loop.time()
+                self._pool.nearness.questions.note(bookie, now - max(asked, connection.opened_at), now)
             machine = self.attempt if self._best_effort else self.quorum
             try:
                 if self._best_effort:
@@ -74,7 +85,7 @@ class LacQuestion:
                 self.done.set_result(None)
 
         timeout_ms = self._pool.settings.read_entry_timeout_ms
-        self._pool.to(bookie, self._ledger_id).request(txn_id, operation, frame, timeout_ms, answered)
+        connection.request(txn_id, operation, frame, timeout_ms, answered)
         return txn_id
 
     @property
@@ -115,13 +126,16 @@ class LacQuestion:
         return max(entry.last_add_confirmed, -1 if response.max_lac is None else response.max_lac)
 
     def forget(self) -> None:
-        """End the question: answers that still come are dropped."""
+        """End the question: answers that still come are dropped, but for how far their bookies are."""
+        if self._pool.nearness.known:
+            return
         for bookie, txn_id in self._asked:
             self._pool.to(bookie, self._ledger_id).forget(txn_id)
 
 
 class TailRound:
-    """Asks bookies in turn, after a silence also the next one, until one has news or the time is over."""
+    """Asks bookies in turn, after a silence also the next one, until one has news or the time is over. With `listening`
+    it also asks others whether they know more than the one that is polled."""
 
     def __init__(
         self,
@@ -131,6 +145,7 @@ class TailRound:
         digest: EntryDigest,
         next_entry: int,
         deadline: float,
+        listening: TailListening | None = None,
     ) -> None:
         self._pool = pool
         self._loop = pool.loop
@@ -143,21 +158,42 @@ class TailRound:
         self._asked: list[tuple[str, int]] = []
         self._outcome: asyncio.Future[Entry | None] = pool.loop.create_future()
         self._silence: asyncio.TimerHandle | None = None
-        self.machine = TailRead(next_entry, metadata.ensemble_size, metadata.ack_quorum)
-        if self._settings.reorder_reads:
-            self.machine.reorder(lambda order: pool.health.reading_order(order, self._bookies))
+        self._listening = listening
+        self._order: Sequence[int] = ()
+        self._polled: int | None = None
+        self._question_timer: asyncio.TimerHandle | None = None
+        enough = None if listening is None else 1
+        self.machine = TailRead(next_entry, metadata.ensemble_size, metadata.ack_quorum, enough=enough)
+        self.machine.reorder(lambda order: self._arrange(order, metadata.write_quorum))
+
+    def _arrange(self, order: Sequence[int], write_quorum: int) -> Sequence[int]:
+        pool, listening = self._pool, self._listening
+        if listening is None:
+            return pool.reading_order(order, self._bookies)
+        listening.begin(self._bookies, self._loop.time())
+        # Replicas of the entry behind come before nearer bookies that do not get it: its add is what they hear by.
+        replicas, others = order[:write_quorum], order[write_quorum:]
+        ordered = [*pool.reading_order(replicas, self._bookies), *pool.reading_order(others, self._bookies)]
+        self._order = listening.arrange(ordered)
+        return self._order
 
     async def run(self, changed: asyncio.Future[None]) -> Entry | None:
         """Return the entry; None where there is none yet, the time is over, or `changed` is done. Raises EUA."""
         changed.add_done_callback(self._give_up)
         try:
-            self._ask(self.machine.ask_next())
+            self._poll_next(self.machine.ask_next())
+            if self._listening is not None and self._polled is not None:
+                for index in self._listening.beside(self._polled):
+                    self._ask(index, beside=True)
+                self._question_later()
             self._expect_news(self._settings.speculative_lac_ms / 1000)
             return await self._outcome
         finally:
             changed.remove_done_callback(self._give_up)
             if self._silence is not None:
                 self._silence.cancel()
+            if self._question_timer is not None:
+                self._question_timer.cancel()
             for bookie, txn_id in self._asked:
                 self._pool.to(bookie, self._ledger_id).forget(txn_id)
 
@@ -176,7 +212,12 @@ class TailRound:
             settings = self._settings
             self._expect_news(min(patience_s * settings.speculative_lac_factor, settings.max_speculative_lac_ms / 1000))
 
-    def _ask(self, index: int | None) -> None:
+    def _poll_next(self, index: int | None) -> None:
+        if index is not None:
+            self._polled = index
+            self._ask(index)
+
+    def _ask(self, index: int | None, *, beside: bool = False) -> None:
         if index is None:
             return
         settings = self._settings
@@ -196,19 +237,26 @@ class TailRound:
         slack_ms = settings.speculative_read_ms or settings.read_entry_timeout_ms
         timeout_ms = min(wait_ms + slack_ms, settings.read_entry_timeout_ms)
         self._pool.to(bookie, self._ledger_id).request(
-            txn_id, Operation.READ, frame, timeout_ms, lambda answer: self._answered(bookie, answer)
+            txn_id, Operation.READ, frame, timeout_ms, lambda answer: self._answered(index, bookie, answer, beside)
         )
 
-    def _answered(self, bookie: str, answer: Answer) -> None:
+    def _answered(self, index: int, bookie: str, answer: Answer, beside: bool) -> None:
         if self._outcome.done():
+            return
+        if beside:
+            self._answered_beside(index, bookie, answer)
             return
         machine = self.machine
         try:
             response = self._checked(bookie, answer)
             if response.entry_id == -1 or response.body is None:
                 following = machine.empty(response.max_lac)
+                if machine.last_add_confirmed >= self._next_entry:
+                    self._news_from(index)
             else:
-                self._end(self._entry_in(response, bookie))
+                entry = self._entry_in(response, bookie)
+                self._news_from(index)
+                self._end(entry)
                 return
         except UnauthorizedAccessError as error:
             self._outcome.set_exception(error)
@@ -218,7 +266,78 @@ class TailRound:
         if machine.finished:
             self._end(None)
         else:
-            self._ask(following)
+            self._poll_next(following)
+
+    # ------------------------------------------------------------------------------------ over regions
+
+    def _news_from(self, index: int) -> None:
+        listening, now = self._listening, self._loop.time()
+        if listening is None or self._polled is None:
+            return
+        if index == self._polled:
+            listening.heard(index, now)
+        else:
+            listening.missed(self._polled, now)
+
+    def _answered_beside(self, index: int, bookie: str, answer: Answer) -> None:
+        """Take the answer of a bookie that was deaf: news end the poll, all else changes nothing."""
+        if self._take_news(bookie, answer) and self._listening is not None:
+            self._listening.heard(index, self._loop.time())
+
+    def _question_later(self) -> None:
+        """Ask another bookie, when it is due, whether it knows more than the one that is polled."""
+        if self._listening is not None and self._polled is not None:
+            due = self._listening.due(self._polled, self._order)
+            if due is not None:
+                self._question_timer = self._loop.call_at(due, self._question)
+
+    def _question(self) -> None:
+        self._question_timer = None
+        if self._outcome.done() or self._listening is None or self._polled is None or self._pool.closed:
+            return
+        index = self._listening.question(self._polled, self._order, self._loop.time())
+        bookie = self._bookies[index]
+        txn_id = self._pool.next_txn_id()
+        # Not the question for the LAC: its answer always brings the last entry along, however large.
+        frame = encode_read_request(
+            txn_id, self._ledger_id, -1, previous_lac=self._next_entry - 1, timeout_ms=QUESTION_MS, piggyback=True
+        )
+        connection = self._pool.to(bookie, self._ledger_id)
+        asked = self._loop.time()
+        timeout_ms = self._settings.read_entry_timeout_ms
+        connection.request(
+            txn_id,
+            Operation.READ,
+            frame,
+            timeout_ms,
+            lambda answer: self._answered_question(bookie, answer, max(asked, connection.opened_at)),
+        )
+        self._question_later()
+
+    def _answered_question(self, bookie: str, answer: Answer, asked: float) -> None:
+        if isinstance(answer, ReadResponse) and answer.entry_id == -1:
+            now = self._loop.time()
+            self._pool.nearness.questions.note(bookie, max(now - asked - QUESTION_MS / 1000, 0), now)
+        listening, polled = self._listening, self._polled
+        if listening is None or polled is None or self._outcome.done() or not self._take_news(bookie, answer):
+            return
+        listening.missed(polled, self._loop.time())
+        logger.info("ledger %d: %s had not heard what %s knew", self._ledger_id, self._bookies[polled], bookie)
+
+    def _take_news(self, bookie: str, answer: Answer) -> bool:
+        """End the poll if an answer has news, and return whether it has; what is wrong with it is another's to find."""
+        try:
+            response = self._checked(bookie, answer)
+            if response.entry_id != -1 and response.body is not None:
+                self._end(self._entry_in(response, bookie))
+                return True
+        except DistributedLogError:
+            return False
+        if response.max_lac is None or response.max_lac < self._next_entry:
+            return False
+        self.machine.found(response.max_lac)  # it lacks the entry: an ordinary read of all its replicas finds it
+        self._end(None)
+        return True
 
     def _checked(self, bookie: str, answer: Answer) -> ReadResponse:
         """Return a long poll's EOK. Raises what makes it a failure."""
@@ -262,7 +381,7 @@ class ExplicitLac:
         digest: EntryDigest,
         *,
         carried: Callable[[], int],
-        start: Callable[[Coroutine[Any, Any, None]], None],
+        start: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._pool = pool
         self._machine = machine

@@ -86,6 +86,8 @@ class ClientContext:
     placement: Placement
     ensemble_change_disabled: Callable[[], bool]
     """Asked when a bookie has failed: whether writers keep it even so, and send it again what it failed."""
+    learn_places: Callable[[LedgerMetadata], Coroutine[Any, Any, None]]
+    """Learns where a ledger's bookies are, for the order of reads."""
 
 
 def digest_of(metadata: LedgerMetadata) -> EntryDigest:
@@ -114,11 +116,12 @@ class Tasks:
         self._tasks: dict[asyncio.Task[None], None] = {}  # in order: a set's would be another in each run
         self._broken = broken
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run it in the background; `stop` cancels what has not ended by then."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)

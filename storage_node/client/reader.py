@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from metadata.bookkeeper.bookies import UnknownBookieError
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError
+from metadata.foundation.regions import region_of_task
 from metadata.store import SessionState, WatchEvent
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.health import outlast
@@ -24,6 +26,7 @@ from storage_node.client.last_confirmed import LacQuestion, TailRound
 from storage_node.client.pipeline import ClientContext, Tasks, digest_of
 from storage_node.client.read_ahead import WINDOW_BYTES, WINDOW_ENTRIES, ReadAhead, Window, check_range
 from storage_node.client.reading import EntryFetcher
+from storage_node.client.tail_over_regions import TailListening
 from storage_node.edge import Network
 from storage_node.errors import LedgerClosedError, LedgerRecoveryError, ProtocolError
 from storage_node.protocol.digests import Entry
@@ -69,6 +72,7 @@ class LedgerReader:
         self._fetcher = EntryFetcher(context.pool, ledger_id, on_lac=self._raise_lac)
         self._last_add_confirmed = -1
         self._waited_for = -1
+        self._listening: TailListening | None = None
         self._tasks = Tasks(self._lose)
         self._changed: asyncio.Future[None] = self._loop.create_future()
         self._gone: DistributedLogError | None = None
@@ -96,6 +100,18 @@ class LedgerReader:
     def length(self) -> int:
         """Payload bytes of a closed ledger; 0 while it is open."""
         return self._current.value.length if self.closed else 0
+
+    @property
+    def lag_s(self) -> float | None:
+        """Seconds by which the LAC may be behind that of a writer in the farthest region of the last ensemble.
+
+        It is the time that news take from there, half a measured round trip; 0 of a closed ledger; None where the own
+        region, or a distance, is not known. A last entry that no later one follows is confirmed `explicitLacInterval`
+        after that.
+        """
+        if self.closed:
+            return 0.0
+        return self._pool.nearness.one_way_s(self.metadata.last_ensemble.bookies, self._loop.time())
 
     async def location(self) -> LedgerLocation:
         """Return where the ledger is, for readers that have no metadata store."""
@@ -279,7 +295,8 @@ class LedgerReader:
                     raise failure
                 return None
             began = self._loop.time()
-            poll = TailRound(self._pool, self.ledger_id, self.metadata, self._digest, next_entry, deadline)
+            listening = self._listen()
+            poll = TailRound(self._pool, self.ledger_id, self.metadata, self._digest, next_entry, deadline, listening)
             machine = poll.machine
             entry = await poll.run(self._changed)
             self._raise_lac(machine.last_add_confirmed)
@@ -292,6 +309,18 @@ class LedgerReader:
                 # Answered at once, with nothing: no bookie knows the ledger yet, or none is there.
                 await self._pause(min(pause_s, max(deadline - self._loop.time(), 0)))
                 pause_s = min(pause_s * 2, RETRY_S)
+
+    def _listen(self) -> TailListening | None:
+        """Return what this ledger's polls know of bookies in several regions; None where the own one is not known."""
+        nearness, loop = self._pool.nearness, self._loop
+        if not nearness.known or not self._context.settings.reorder_reads:
+            return None
+        if self._listening is None:
+            longest_s = self._context.settings.long_poll_ms / 1000
+            self._listening = TailListening(
+                nearness.is_local, lambda bookie: nearness.round_trip_s(bookie, loop.time()), longest_s
+            )
+        return self._listening
 
     def _within(self, entry_id: int) -> bool:
         """Return whether an entry is not behind the end that the ledger may have got meanwhile (I17)."""
@@ -343,6 +372,8 @@ class LedgerReader:
             self.on_closed.set()
         if changed:
             self._wake()
+            if not self.closed and not self._ended:
+                self._tasks.start(self._context.learn_places(current.value))  # of bookies that came in
 
     def _lose(self, error: DistributedLogError) -> None:
         """Give the ledger up, or the way to follow it: every later call raises this."""
@@ -375,12 +406,14 @@ class LedgerReader:
 class LedgerLocation:
     """Can a ledger be read without a metadata store? With this, which travels to Spark's executors by pickle.
 
-    `addresses` gives (host, port) by bookie id; a bookie that is missing there counts as unreachable.
+    `addresses` gives (host, port) by bookie id; a bookie that is missing there counts as unreachable. `regions` gives
+    the region by bookie id, where it is known: a task that knows its own one reads there first.
     """
 
     ledger_id: int
     metadata: LedgerMetadata
     addresses: Mapping[str, tuple[str, int]]
+    regions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -388,19 +421,41 @@ class LedgerLocation:
         return all(bookie in self.addresses for ensemble in self.metadata.ensembles for bookie in ensemble.bookies)
 
 
+def _restore(location: LedgerLocation, state: Sequence[object]) -> None:
+    """Fill in an unpickled location; one from a driver that knows no regions has none."""
+    for name, value in zip(LedgerLocation.__slots__, [*state, {}], strict=False):
+        object.__setattr__(location, name, value)
+
+
+# Behind the class: the one that a frozen class with slots gets by itself leaves a field that is missing without value.
+LedgerLocation.__setstate__ = _restore  # type: ignore[attr-defined]
+
+
 class ReplicaReader:
     """How does a Spark task read entries, knowing only where they are? One event loop; it outlives restarts of the
     bookies; `close` ends every connection.
 
+    The environment variable DLSPARK_REGION comes before the setting `region` here: tasks of one query run in several
+    regions, and have its settings in common. Where neither names the own region, replicas are asked in the usual order.
+
     Args:
         settings: timeouts and bounds.
         network: the edge; the real one if left out.
+        environment: of the process; its own one if left out.
     """
 
-    def __init__(self, *, settings: ClientSettings | None = None, network: Network | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        settings: ClientSettings | None = None,
+        network: Network | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._settings = settings or ClientSettings()
         self._network = network or TcpNetwork()
+        self._environment = os.environ if environment is None else environment
         self._addresses: dict[str, tuple[str, int]] = {}
+        self._regions: dict[str, str] = {}
         self._pool: ConnectionPool | None = None
 
     @property
@@ -424,8 +479,11 @@ class ReplicaReader:
         metadata = location.metadata
         check_range(first, last, metadata.last_entry if metadata.is_closed else last, location.ledger_id)
         self._addresses.update(location.addresses)
+        self._regions.update(location.regions)
         if self._pool is None:
             self._pool = ConnectionPool(self._resolve, self._settings, self._network, asyncio.get_running_loop())
+            self._pool.nearness.own = region_of_task(self._settings.placement.region, self._environment)
+            self._pool.nearness.find_region = self._regions.get
         fetcher = EntryFetcher(self._pool, location.ledger_id)
 
         async def no_more(_entry_id: int, _known: LedgerMetadata, error: DistributedLogError) -> Entry:
@@ -439,6 +497,11 @@ class ReplicaReader:
                 yield entry
         finally:
             await entries.aclose()
+
+    @property
+    def region(self) -> str | None:
+        """The region that entries are read in first; None: not known."""
+        return region_of_task(self._settings.placement.region, self._environment)
 
     async def _resolve(self, bookie: str) -> tuple[str, int]:
         try:

@@ -3,16 +3,22 @@
 Every entry is verified before a caller sees it (I12). Replicas are asked in write-set order, with those that lag, are
 read-only, were slow or failed lately behind the others; after a silence the next one is asked beside, and so on with
 growing pauses. A bookie that has answered other reads meanwhile is busy rather than silent, and gets one more pause.
+
+Over regions (`nearness`) the near ones are asked first, and what takes clearly longer than it usually does is asked of
+a second replica long before that pause is over, for batches as for single entries; so a region that is cut off costs
+some milliseconds. The answer that loses is not waited for, and its time is noted.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from metadata.bookkeeper.ledger_metadata import DigestType, LedgerMetadata
 from metadata.foundation.errors import DistributedLogError, check
-from storage_node.client.connections import Answer, BatchAnswer, ConnectionPool, answer_error
+from storage_node.client.connections import Answer, BatchAnswer, Connection, ConnectionPool, answer_error
+from storage_node.client.health import SLOW
+from storage_node.client.nearness import AnswerTimes
 from storage_node.errors import ProtocolError, RequestTimeoutError
 from storage_node.protocol.digests import Entry, EntryDigest
 from storage_node.protocol.encoding import encode_read_request
@@ -31,7 +37,19 @@ BATCH_OVERHEAD_BYTES = 1024
 class _Fetch:
     """One entry on its way."""
 
-    __slots__ = ("asked", "began", "bookies", "entry_id", "future", "machine", "patience_s", "since", "spared")
+    __slots__ = (
+        "asked",
+        "began",
+        "bookies",
+        "entry_id",
+        "future",
+        "hedge_at",
+        "hedged",
+        "machine",
+        "patience_s",
+        "since",
+        "spared",
+    )
 
     def __init__(self, machine: EntryRead, entry_id: int, bookies: tuple[str, ...], now: float, patience_s: float):
         self.machine = machine
@@ -40,8 +58,25 @@ class _Fetch:
         self.began = self.since = now
         self.patience_s = patience_s
         self.spared = False  # a busy bookie was given one more pause
+        self.hedge_at: float | None = None  # when another one is asked by measured time
+        self.hedged: str | None = None  # the bookie that was late then
         self.asked: list[tuple[str, int]] = []  # bookies and transaction ids
         self.future: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
+
+
+class _Batch:
+    """Entries first..last on their way in one answer."""
+
+    __slots__ = ("asked", "bookie", "first", "future", "last", "left", "timer")
+
+    def __init__(self, first: int, last: int, bookie: str, future: asyncio.Future[list[Entry]]) -> None:
+        self.first = first
+        self.last = last
+        self.bookie = bookie
+        self.future = future
+        self.left = 0  # questions that are open
+        self.asked: list[tuple[str, int]] = []  # bookies and request ids
+        self.timer: asyncio.TimerHandle | None = None
 
 
 class EntryFetcher:
@@ -55,6 +90,8 @@ class EntryFetcher:
         self._on_lac = on_lac
         self._digest: EntryDigest | None = None
         self._open: dict[_Fetch, None] = {}
+        self._nearness = pool.nearness
+        self._hedge_timer: asyncio.TimerHandle | None = None
         self._sticky: int | None = None
         self._batches = 0
         self._refused = False  # no bookie of an ensemble serves batches
@@ -69,7 +106,7 @@ class EntryFetcher:
                 self._sticky = self._ledger_id % size
             entry_id = self._sticky
         indices = write_set(entry_id, size, metadata.write_quorum)
-        return self._pool.health.reading_order(indices, bookies) if settings.reorder_reads else indices
+        return self._pool.reading_order(indices, bookies)
 
     def _digest_of(self, metadata: LedgerMetadata) -> EntryDigest:
         if self._digest is None:
@@ -85,13 +122,16 @@ class EntryFetcher:
         """
         self._digest_of(metadata)
         bookies = metadata.ensemble_for(entry_id).bookies
-        machine = EntryRead(self._order(metadata, entry_id, bookies))
+        order = self._order(metadata, entry_id, bookies)
+        machine = EntryRead(order)
         fetch = _Fetch(machine, entry_id, bookies, self._loop.time(), self._settings.speculative_read_ms / 1000)
         fetch.future.add_done_callback(lambda future: self._settled(fetch, future))
         if not self._open:
             self._pool.sweeper.join(self._sweep)
         self._open[fetch] = None
         self._ask(fetch, machine.ask_next())
+        if self._nearness.known and len(order) > 1:
+            self._hedge_later(fetch, bookies[order[0]], bookies[order[1]])
         return fetch.future
 
     def _ask(self, fetch: _Fetch, index: int | None) -> None:
@@ -102,22 +142,28 @@ class EntryFetcher:
         txn_id = pool.next_txn_id()
         fetch.asked.append((bookie, txn_id))
         asked = self._loop.time()
-        pool.to(bookie, self._ledger_id).request(
+        connection = pool.to(bookie, self._ledger_id)
+        connection.request(
             txn_id,
             Operation.READ,
             encode_read_request(txn_id, self._ledger_id, fetch.entry_id),
             self._settings.read_entry_timeout_ms,
-            lambda answer: self._answered(fetch, index, asked, answer),
+            lambda answer: self._answered(fetch, index, asked, answer, connection),
         )
 
-    def _answered(self, fetch: _Fetch, index: int, asked: float, answer: Answer) -> None:
+    def _answered(self, fetch: _Fetch, index: int, asked: float, answer: Answer, connection: Connection) -> None:
+        bookie = fetch.bookies[index]
+        if self._nearness.known and isinstance(answer, ReadResponse):
+            now = self._loop.time()
+            self._nearness.reads.note(bookie, now - max(asked, connection.opened_at), now)
+            self._pool.hedges.answered(bookie)
         if fetch.future.done():
             return
-        bookie = fetch.bookies[index]
         entry = self._verified(fetch.entry_id, bookie, answer)
         if isinstance(entry, Entry):
             self._pool.health.answered(bookie, asked)
             if fetch.machine.succeeded():
+                self._lost(fetch.hedged, bookie)
                 if self._sticky is not None:
                     self._sticky = index
                 fetch.future.set_result(entry)
@@ -163,8 +209,57 @@ class EntryFetcher:
     def _settled(self, fetch: _Fetch, _future: asyncio.Future[Entry]) -> None:
         """End a fetch that is done, failed or cancelled: the other replicas' answers are not needed any more."""
         self._open.pop(fetch, None)
+        if self._nearness.known:
+            return  # they still say how far the others are
         for bookie, txn_id in fetch.asked:
             self._pool.to(bookie, self._ledger_id).forget(txn_id)
+
+    # ------------------------------------------------------------------------------------ a second question
+
+    def _hedge_pause_s(self, times: AnswerTimes, first: str, second: str) -> float | None:
+        now = self._loop.time()
+        return self._pool.hedges.pause_s(
+            times.patience_s(first, now), times.usual_s(second, now), self._settings.speculative_read_ms / 1000
+        )
+
+    def _hedge_later(self, fetch: _Fetch, first: str, second: str) -> None:
+        self._pool.hedges.read()
+        pause_s = self._hedge_pause_s(self._nearness.reads, first, second)
+        if pause_s is not None:
+            fetch.hedge_at = fetch.began + pause_s
+            self._hedge_by(fetch.hedge_at)
+
+    def _hedge_by(self, when: float) -> None:
+        """Look at the open fetches at `when`, or before. One timer serves all of them."""
+        if self._hedge_timer is not None:
+            if self._hedge_timer.when() <= when:
+                return
+            self._hedge_timer.cancel()
+        self._hedge_timer = self._loop.call_at(when, self._hedge)
+
+    def _hedge(self) -> None:
+        self._hedge_timer = None
+        now = self._loop.time()
+        for fetch in list(self._open):
+            if fetch.hedge_at is None or fetch.future.done():
+                continue
+            if fetch.hedge_at > now:
+                self._hedge_by(fetch.hedge_at)
+                continue
+            fetch.hedge_at = None
+            late = fetch.asked[-1][0]
+            if len(fetch.asked) == 1 and self._may_hedge(late):
+                fetch.hedged = late
+                self._ask(fetch, fetch.machine.ask_next())
+
+    def _may_hedge(self, late: str) -> bool:
+        pool = self._pool
+        return not pool.closed and pool.hedges.may_ask(free=pool.health.rank(late) >= SLOW)
+
+    def _lost(self, late: str | None, winner: str) -> None:
+        """Note that `winner` answered first where `late` was asked before it, if it was."""
+        if late is not None and late != winner and self._pool.hedges.lost(late):
+            self._pool.note_slow(late)
 
     # ------------------------------------------------------------------------------------ time
 
@@ -189,7 +284,7 @@ class EntryFetcher:
         index = fetch.machine.ask_next()
         if index is None:
             return
-        health.slow(fetch.asked[-1][0])
+        self._pool.note_slow(fetch.asked[-1][0])
         fetch.since = now
         fetch.patience_s = min(
             fetch.patience_s * settings.speculative_read_factor, settings.max_speculative_read_ms / 1000
@@ -217,14 +312,17 @@ class EntryFetcher:
         one."""
         if not self.batchable(metadata):
             return None
+        found = next(self._batch_bookies(metadata, first), None)
+        self._refused = found is None
+        return found
+
+    def _batch_bookies(self, metadata: LedgerMetadata, first: int) -> Iterator[str]:
+        """Yield the bookies that serve batches, in the order in which they are asked."""
         bookies = metadata.ensemble_for(first).bookies
         # All bookies have all entries: the batches go round, as single reads would.
-        order = self._order(metadata, self._batches, bookies)
-        for index in order:
+        for index in self._order(metadata, self._batches, bookies):
             if not self._pool.batches_of(bookies[index]).refused:
-                return bookies[index]
-        self._refused = True
-        return None
+                yield bookies[index]
 
     def fetch_batch(self, metadata: LedgerMetadata, bookie: str, first: int, last: int) -> asyncio.Future[list[Entry]]:
         """Ask one bookie for entries first..last, clamped to their fragment; cancel the future if not wanted.
@@ -232,19 +330,45 @@ class EntryFetcher:
         The result is a verified prefix of them, as much as came; it is empty where nothing did. It never fails: what
         is missing has to be fetched in another way.
         """
+        second = None
+        if self._nearness.known:
+            second = next((name for name in self._batch_bookies(metadata, first) if name != bookie), None)
         self._batches += 1
         last = min(last, fragment_end(metadata, first, last))
-        digest = self._digest_of(metadata)
-        pool, settings = self._pool, self._settings
+        batch = _Batch(first, last, bookie, self._loop.create_future())
+        batch.future.add_done_callback(lambda _: self._batch_settled(batch))
+        self._ask_for_batch(batch, bookie, self._digest_of(metadata))
+        if second is not None:
+            self._pool.hedges.read()
+            pause_s = self._hedge_pause_s(self._nearness.batches, bookie, second)
+            if pause_s is not None:
+                batch.timer = self._loop.call_later(
+                    pause_s, self._hedge_batch, batch, second, self._digest_of(metadata)
+                )
+        return batch.future
+
+    def _ask_for_batch(self, batch: _Batch, bookie: str, digest: EntryDigest) -> None:
+        pool, settings, first, last = self._pool, self._settings, batch.first, batch.last
         request_id = pool.next_txn_id()
-        future: asyncio.Future[list[Entry]] = self._loop.create_future()
+        connection = pool.batches_of(bookie)
+        batch.asked.append((bookie, request_id))
+        asked = self._loop.time()
 
         def answered(answer: BatchAnswer) -> None:
-            if not future.done():
-                future.set_result(self._prefix(digest, bookie, first, last, answer))
+            if self._nearness.known and not isinstance(answer, DistributedLogError) and answer.entries:
+                now = self._loop.time()
+                self._nearness.batches.note(bookie, now - max(asked, connection.opened_at), now)
+                pool.hedges.answered(bookie)
+            if batch.future.done():
+                return
+            batch.left -= 1
+            entries = self._prefix(digest, bookie, first, last, answer)
+            if entries:
+                self._lost(batch.bookie if len(batch.asked) > 1 else None, bookie)
+            if entries or not batch.left:
+                batch.future.set_result(entries)
 
-        connection = pool.batches_of(bookie)
-        future.add_done_callback(lambda _: connection.forget(request_id))
+        batch.left += 1
         connection.read(
             request_id,
             self._ledger_id,
@@ -255,7 +379,18 @@ class EntryFetcher:
             timeout_ms=settings.speculative_read_ms or settings.read_entry_timeout_ms,
             answer=answered,
         )
-        return future
+
+    def _hedge_batch(self, batch: _Batch, second: str, digest: EntryDigest) -> None:
+        batch.timer = None
+        if not batch.future.done() and self._may_hedge(batch.bookie):
+            self._ask_for_batch(batch, second, digest)
+
+    def _batch_settled(self, batch: _Batch) -> None:
+        if batch.timer is not None:
+            batch.timer.cancel()
+        if not self._nearness.known:
+            for bookie, request_id in batch.asked:
+                self._pool.batches_of(bookie).forget(request_id)
 
     def _prefix(self, digest: EntryDigest, bookie: str, first: int, last: int, answer: BatchAnswer) -> list[Entry]:
         """Return the entries at an answer's beginning that were asked for: nothing behind `last`, nothing unverified.
@@ -265,7 +400,7 @@ class EntryFetcher:
         health = self._pool.health
         if isinstance(answer, DistributedLogError):
             if not self._pool.batches_of(bookie).refused:
-                health.slow(bookie)
+                self._pool.note_slow(bookie)
             return []
         entries: list[Entry] = []
         for entry_id, body in zip(range(first, last + 1), answer.entries, strict=False):

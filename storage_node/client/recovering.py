@@ -16,7 +16,7 @@ from metadata.bookkeeper.ledgers import Versioned
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from storage_node.client.connections import Answer, answer_error
 from storage_node.client.pipeline import AddPipeline, ClientContext, MetadataUpdates, Tasks, digest_of
-from storage_node.client.placement.arranging import Adherence
+from storage_node.client.placement.arranging import Adherence, windows
 from storage_node.client.reading import EntryFetcher
 from storage_node.errors import LedgerRecoveryError, ProtocolError
 from storage_node.protocol.digests import Entry, master_key
@@ -71,20 +71,24 @@ async def _spread(context: ClientContext, ledger_id: int, metadata: LedgerMetada
     """Return what `enforceMinNumFaultDomainsForWrite` asks of the entries that are added again: the same as of a
     writer's.
 
-    It asks nothing where the last ensemble cannot keep it (another client placed it, or racks are not known any more):
-    no number of acknowledgements would be enough, and the ledger could never be closed.
+    It asks nothing where the last ensemble cannot keep it (another client placed it, or locations are not known any
+    more): no number of acknowledgements would be enough, and the ledger could never be closed.
     """
     if metadata.is_closed or not context.settings.placement.enforce_min_num_fault_domains_for_write:
         return None
     bookies, write_quorum = metadata.last_ensemble.bookies, metadata.write_quorum
-    if await context.placement.judge(bookies, write_quorum, metadata.ack_quorum) is Adherence.FAIL:
+    spans = partial(context.placement.spans_fault_domains, write_quorum=write_quorum)
+    verdict = await context.placement.judge(bookies, write_quorum, metadata.ack_quorum)  # learns where they are
+    write_sets = ([bookies[index] for index in window] for window in windows(len(bookies), write_quorum))
+    if verdict is Adherence.FAIL or not all(map(spans, write_sets)):
         logger.warning(
-            "ledger %d is recovered without enforceMinNumFaultDomainsForWrite: its ensemble %s is in too few racks",
+            "ledger %d is recovered without enforceMinNumFaultDomainsForWrite: its ensemble %s is in too few racks or "
+            "regions",
             ledger_id,
             ", ".join(bookies),
         )
         return None
-    return partial(context.placement.spans_fault_domains, write_quorum=write_quorum)
+    return spans
 
 
 class _AddsAgain(AddPipeline):

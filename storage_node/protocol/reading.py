@@ -194,12 +194,13 @@ class TailRead:
         "last_add_confirmed",
     )
 
-    def __init__(self, entry_id: int, ensemble_size: int, ack_quorum: int) -> None:
+    def __init__(self, entry_id: int, ensemble_size: int, ack_quorum: int, *, enough: int | None = None) -> None:
+        """`enough` empty answers end the poll, where others see to it that none misses what it should hear."""
         self._order = tuple((entry_id + 1 + i) % ensemble_size for i in range(ensemble_size))
         self._position = 0
         self._open = 0
         # After so many empty answers fewer than A bookies are left, too few to have acknowledged the entry.
-        self._empties_needed = ensemble_size - ack_quorum + 1
+        self._empties_needed = ensemble_size - ack_quorum + 1 if enough is None else enough
         self.empties = 0
         """Bookies that had nothing to give."""
         self.last_add_confirmed = entry_id - 1

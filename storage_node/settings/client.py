@@ -189,6 +189,24 @@ class ClientSettings:
         "reorderReadSequenceEnabled",
         "Ask replicas on nodes that are read-only, slow or unavailable after the others, and clearly faster ones first",
     )
+    reorder_threshold_pending: int = setting(
+        WHOLE,
+        0,
+        "readReorderThresholdPendingRequests",
+        "Ask the replica first whose node has fewest requests under way, if the first one's has this many more; then "
+        "no node counts as slow because another one had to be asked. 0: answer times decide",
+        minimum=0,
+    )
+    hedged_reads_percent: int = setting(
+        WHOLE,
+        10,
+        "hedgedReadsPercent",
+        "Of 100 reads, those that may be sent to the next replica as well once the first one takes clearly longer than "
+        "it usually does, where the own region is known; 0: none before firstSpeculativeReadTimeout",
+        own=True,
+        minimum=0,
+        maximum=100,
+    )
     sticky_reads: bool = setting(
         FLAG,
         False,
@@ -321,7 +339,6 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "pcbcTimeoutTimerNumTicks": "follows from the time limits",
     "timeoutTimerTickDurationMs": "follows from the time limits",
     "timeoutTimerNumTicks": "follows from the time limits",
-    "readReorderThresholdPendingRequests": "answer times decide the order",
     "ensemblePlacementPolicyOrderSlowBookies": _ALWAYS_SO,
     "numWorkerThreads": _ONE_LOOP,
     "numIOThreads": _ONE_LOOP,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from metadata.foundation.errors import CallerError
+from metadata.foundation.regions import region_named, region_names
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, Registry, setting
 
 PAGE: Final = "docs/settings/ledger-client.md"
@@ -86,12 +87,6 @@ class PlacementSettings:
         True,
         "reppEnableDurabilityEnforcementInReplace",
         "Whether the storage node that takes a failed one's place must keep that number, too",
-    )
-    repp_enable_validation: bool = setting(
-        FLAG,
-        True,
-        "reppEnableValidation",
-        "Whether a new ensemble in fewer than reppMinimumRegionsForDurability regions is refused",
     )
     repp_disallow_bookie_placement_in_region_feature_name: str = setting(
         TEXT,
@@ -278,11 +273,17 @@ class PlacementSettings:
                 f"reppMinimumRegionsForDurability={minimum} asks for none",
                 advice="Set reppMinimumRegionsForDurability to 2 or more",
             )
+        if self.enforce_min_num_fault_domains_for_write and not self.repp_enable_durability_enforcement_in_replace:
+            raise CallerError(
+                "reppEnableDurabilityEnforcementInReplace=false lets storage nodes be replaced until all copies lie in "
+                "one region, and with enforceMinNumFaultDomainsForWrite no entry would be acknowledged then",
+                advice="Leave one of them out",
+            )
 
     @property
     def regions_to_write(self) -> tuple[str, ...]:
         """The regions that `reppRegionsToWrite` names."""
-        return tuple(filter(None, (region.strip() for region in self.repp_regions_to_write.split(";"))))
+        return region_names(self.repp_regions_to_write)
 
     @property
     def policy(self) -> Policy:
@@ -309,6 +310,7 @@ REFUSED_PLACEMENT: Final[Mapping[str, str]] = {
     "minNumZonesPerWriteQuorum": _ZONES,
     "desiredNumZonesPerWriteQuorum": _ZONES,
     "enforceStrictZoneawarePlacement": _ZONES,
+    "reppEnableValidation": "always so here: no ensemble is made that does not keep the rules",
     "reppDisableDurabilityEnforcementFeature": (
         "it takes an object of Java's; name a switch by reppDisableDurabilityFeatureName"
     ),
@@ -320,17 +322,6 @@ REFUSED_PLACEMENT: Final[Mapping[str, str]] = {
 """BookKeeper's keys of placement that are refused, and why nothing is to be set."""
 
 REGISTRY: Final = Registry([PlacementSettings], CallerError, page=PAGE, refused=REFUSED_PLACEMENT)
-
-
-def region_named(name: str, key: str) -> str:
-    """Return the name of a region, or the empty text, as it was given under `key`. Raises CallerError for what is the
-    name of none: it is one part of a network location, and stands in a list with semicolons."""
-    if any(character in "/;" or character.isspace() for character in name):
-        raise CallerError(
-            f"{key}: {name!r} is not the name of a region",
-            advice="It is the first part of a network location, `eu` of `/eu/rack1`: without /, ; and spaces",
-        )
-    return name
 
 
 def _named(key: str, name: str, known: Mapping[str, str]) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from metadata.foundation.addresses import address_text, host_text
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.pacing import MessageLimit
+from metadata.foundation.socks import ANSWER, SocksProxy, connect_request, socks_proxy
 from storage_node.edge import FrameHandler, Link, Listener
 from storage_node.errors import BookieUnreachableError
 from storage_node.protocol.frames import MAX_FRAME_BYTES, ChunkPool, FrameBuffer
@@ -104,6 +105,7 @@ class TcpNetwork:
         pool: memory for what is received.
         begun_bytes: memory, all links together, for incomplete frames; 0: any number.
         stuck_bytes: memory, all links together, for peers that take nothing; 0: any number.
+        proxy: by way of which connections are made; None: the environment's (`DLSPARK_SOCKS`), if it names one.
     """
 
     def __init__(
@@ -113,8 +115,10 @@ class TcpNetwork:
         pool: ChunkPool | None = None,
         begun_bytes: int = 0,
         stuck_bytes: int = 0,
+        proxy: SocksProxy | None = None,
     ) -> None:
-        """Open nothing yet."""
+        """Open nothing yet. Raises CallerError where the environment names a proxy that is none."""
+        self._proxy = proxy or socks_proxy()
         self.max_frame = max_frame
         self.receiving = ReceiveMemory(begun_bytes)
         self._stuck: OrderedDict[TcpLink, int] = OrderedDict()
@@ -226,24 +230,52 @@ class TcpNetwork:
             self.pool.short = self.receiving.short
 
     async def _connect(self, host: str, port: int, handler: FrameHandler) -> TcpLink:
-        loop = asyncio.get_running_loop()
-        last: OSError | None = None
-        for family, address in await _resolve(loop, host, port):
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            try:
-                sock.setblocking(False)
-                await loop.sock_connect(sock, address)
-                link = self.adopt(loop, sock, address_text(host, port))
-            except OSError as error:
-                sock.close()
-                last = error
-                continue
-            except BaseException:
-                sock.close()
-                raise
-            link.start(handler)
-            return link
-        raise last or OSError(f"{host} has no address")
+        sock = await dial(host, port, self._proxy)
+        try:
+            link = self.adopt(asyncio.get_running_loop(), sock, address_text(host, port))
+        except OSError:
+            sock.close()
+            raise
+        link.start(handler)
+        return link
+
+
+async def dial(host: str, port: int, proxy: SocksProxy | None) -> socket.socket:
+    """Return a connected socket, by way of the proxy where that leads to the host. Raises OSError; it has no limit of
+    time."""
+    loop = asyncio.get_running_loop()
+    last: OSError | None = None
+    by = proxy if proxy is not None and proxy.leads_to(host) else None
+    for family, address in await _resolve(loop, *((host, port) if by is None else (by.host, by.port))):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, address)
+            if by is not None:
+                await _ask_proxy(loop, sock, by, host, port)
+        except OSError as error:
+            sock.close()
+            last = error
+            continue
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    raise last or OSError(f"{host if by is None else by.host} has no address")
+
+
+async def _ask_proxy(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, proxy: SocksProxy, host: str, port: int
+) -> None:
+    """Have the proxy connect this socket to the host. Raises OSError."""
+    await loop.sock_sendall(sock, connect_request(host, port))
+    answer = b""
+    # No byte more than the answer: what follows it is the peer's.
+    while len(answer) < ANSWER.size and (chunk := await loop.sock_recv(sock, ANSWER.size - len(answer))):
+        answer += chunk
+    failure = proxy.failure_error(answer, host, port)
+    if failure is not None:
+        raise failure
 
 
 async def _resolve(

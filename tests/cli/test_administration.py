@@ -36,6 +36,19 @@ PAGE = DOCS / "cli.md"
 HASTY = ("--set", "lockTimeoutSeconds=0")
 
 
+def test_the_price_of_surviving_is_said_and_what_is_impossible_is_refused():
+    shell = Shell("distributedlog://nowhere:1/ns")
+    goals = shell.json("regions", "goals")["goals"]
+    assert [(one["set"], one["ensemble_size"], one["ack_quorum"]) for one in goals] == [
+        ("survive=node", 3, 2),
+        ("survive=rack", 3, 2),
+        ("survive=region", 6, 4),
+        ("survive=region surviveBy=acknowledgements", 3, 2),
+    ]
+    assert all("a write waits for" in one["price"] for one in goals)
+    assert "2 (a, b)" in shell.run("regions", "goals", "--regions", "a;b", status=1).stderr
+
+
 class Shell:
     """Runs commands in this process, over one namespace."""
 
@@ -77,6 +90,21 @@ def shell(cli_sandbox: Sandbox) -> Shell:
     shell = Shell(f"distributedlog://{cli_sandbox.zookeeper_address}/administered")
     shell.run("namespace", "bind", "--acl-root", ".acl")
     return shell
+
+
+def test_ledgers_are_judged_by_the_placement_policy(shell: Shell) -> None:
+    shell.write("judged", ["a"], ["b"])
+    # All nodes of the sandbox are on one machine, whose rack is not known: each write set is in one rack.
+    found = shell.json("regions", "check", status=3)
+    assert found["policy"] == "rackaware"
+    assert found["fail"] == found["closed"] >= 2
+    assert found["strict"] == found["soft"] == 0
+    assert len(found["failing"]) == min(found["fail"], 10)
+    assert "from entry 0 on" in shell.run("regions", "check", status=3).stdout
+    alone = shell.json("regions", "check", "--set", "bkc.minNumRacksPerWriteQuorum=1")
+    assert (alone["fail"], alone["soft"]) == (0, found["closed"])
+    refused = shell.run("regions", "check", "--set", "bkc.ensemblePlacementPolicy=uniform", status=1)
+    assert "no rule that a ledger could break" in refused.stderr
 
 
 class TestOptions:

@@ -2,7 +2,7 @@
 
 A log's watermark is the version of a `txn` action, `dlspark/<table id>/<log id>`, in the commit that adds the files.
 Commits are sent with no repetition inside: then deltalake makes exactly the version behind the one that was loaded, or
-fails, and the file of a version can be made once. So the head that a commit depends on is the version.
+fails, and the file of a version can be made once (`delta_stores`). So the head that a commit depends on is the version.
 
 Files are named by their whole addresses, outside of the table's folder: `vacuum` deletes what lies in that folder
 alone. Delta knows columns by their names here (deltalake writes no column mapping), so the table can follow new
@@ -24,6 +24,7 @@ from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
 from dlspark.cold.lake.columns import PARTITION
+from dlspark.cold.lake.delta_stores import delta_options, is_served, try_store
 from dlspark.cold.lake.planning import TableChanges, TableState, moved_to
 from dlspark.cold.lake.targets import (
     TABLE_ID,
@@ -59,7 +60,7 @@ class DeltaLakeTable:
         self._address = address
         self._table_id = table_id
         self._grouped = grouped
-        self._options = dict(options)
+        self._options = delta_options(address, options)
         self._table: DeltaTable | None = None
 
     def ensure(self, columns: pa.Schema) -> None:
@@ -70,6 +71,7 @@ class DeltaLakeTable:
         except TableNotFoundError:
             pass
         schema = _delta_schema(columns, self._grouped)
+        try_store(self._address, self._options)
         try:
             DeltaTable.create(
                 self._address,
@@ -215,6 +217,11 @@ class DeltaLakeTable:
         try:
             commit()
         except CommitFailedError as error:
+            if is_served(self._address):
+                # Below, requests are repeated: it may be our own one, done at the first try, that stood in the way.
+                raise TableUnclearError(
+                    f"The Delta table at {self._address} was changed meanwhile: by another commit, or by this one"
+                ) from error
             raise TableMovedError(
                 f"The Delta table at {self._address} was changed meanwhile; this commit was not applied"
             ) from error

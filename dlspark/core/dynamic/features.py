@@ -36,6 +36,8 @@ BKC_SCOPE: Final = "bkc"
 DISABLE_LOGSEGMENT_ROLLING: Final = "disable_logsegment_rolling"
 DISABLE_WRITE_LIMIT: Final = "disable_write_limit"
 DISABLE_ENSEMBLE_CHANGE: Final = "disable_ensemble_change"
+_IN_REGION: Final = re.compile(rf"{BKC_SCOPE}\.[^./;\s]+\.disallow_bookie_placement")
+"""The switches of regions, one for each."""
 
 KNOWN_FEATURES: Final[Mapping[str, str]] = {
     f"{DL_SCOPE}.{DISABLE_LOGSEGMENT_ROLLING}": "Writers go on with their segment, whatever its age and size",
@@ -43,6 +45,8 @@ KNOWN_FEATURES: Final[Mapping[str, str]] = {
     f"{BKC_SCOPE}.{DISABLE_ENSEMBLE_CHANGE}": (
         "Writers keep their storage nodes though some have failed, and send these again what they failed"
     ),
+    f"{BKC_SCOPE}.repp_disable_durability_enforcement": "Placement over regions demands no number of regions",
+    f"{BKC_SCOPE}.<region>.disallow_bookie_placement": "The region gets no new copies",
 }
 """The features that this library looks at, by full name."""
 
@@ -214,7 +218,7 @@ def _availability(written: Mapping[str, str]) -> dict[str, int]:
 
 def _warn_if_unknown(name: str) -> None:
     """Warn of a switch in a scope of this library that nothing looks at: it is misspelt, or only upstream has it."""
-    if name in KNOWN_FEATURES or name.partition(".")[0] not in (DL_SCOPE, BKC_SCOPE):
+    if name in KNOWN_FEATURES or _IN_REGION.fullmatch(name) or name.partition(".")[0] not in (DL_SCOPE, BKC_SCOPE):
         return
     nearest = difflib.get_close_matches(name, KNOWN_FEATURES, n=1)
     advice = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(KNOWN_FEATURES)}"

@@ -184,6 +184,13 @@ class Measures:
         own=True,
     )
 
+    reader_region_lag: Timing = _timing(
+        "reader_region_lag",
+        "At each wait at the tail: how far a reader may be behind a writer in the farthest region of the copies, half "
+        "a measured round trip; only where the own region is known (`region`)",
+        own=True,
+    )
+
     # ---- cold storage
     cold_files: Count = _count(
         "cold_files", "Files that segments were moved into, read back and noted", own=True, per_log=False

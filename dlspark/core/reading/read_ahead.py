@@ -63,9 +63,15 @@ class LogReadAhead:
             self.measures.read_ahead_queued_entries.follow(self, lambda ahead: len(ahead._queue)),
             self.measures.read_ahead_queued_bytes.follow(self, lambda ahead: ahead._queued_bytes),
         )
+        self._follower: SegmentFollower | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     # ------------------------------------------------------------------ for the reader
+
+    @property
+    def lag_s(self) -> float | None:
+        """How far the end of what is confirmed may be behind (`AsyncLogReader.lag_s`)."""
+        return None if self._follower is None else self._follower.lag_s
 
     @property
     def creation(self) -> int:
@@ -225,7 +231,7 @@ class LogReadAhead:
         That is the same position again if the segment was empty and recovery removed it: its number is given again.
         """
         first = await self._list.ask(lambda listing: start_sequence_id(listing, segment))
-        follower = SegmentFollower(self, segment, first, max(position.entry_id, 0))
+        follower = self._follower = SegmentFollower(self, segment, first, max(position.entry_id, 0))
         try:
             if await follower.run():
                 return position.next_segment
@@ -294,6 +300,9 @@ class LogReadAhead:
     def reached_tail(self) -> None:
         """Note that nothing more is confirmed at present: the reader has caught up once the queue is empty."""
         self.caught_up = True
+        lag_s = self.lag_s
+        if lag_s is not None:
+            self.measures.reader_region_lag.record(lag_s)
         self._activity.set()
 
     @property

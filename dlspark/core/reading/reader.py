@@ -38,7 +38,7 @@ from dlspark.core.codec.vector_decoding import (
 )
 from dlspark.core.reading.decoded_records import DecodedRecords, Loan
 from dlspark.core.reading.read_ahead import LogReadAhead
-from dlspark.core.reading.reader_checks import Gap, GapCheck, Idleness
+from dlspark.core.reading.reader_checks import Gap, GapCheck, Idleness, lies_below, position_behind
 from dlspark.core.reading.segment_follower import FetchedEntry
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
@@ -118,7 +118,7 @@ class AsyncLogReader(OnOneLoop):
         loan, delivered = self._loan, self._delivered
         if loan is not None:
             delivered = loan.last or delivered
-        return self._moved_to if delivered is None else _behind(delivered)
+        return self._moved_to if delivered is None else position_behind(delivered)
 
     @property
     def gaps(self) -> list[Gap]:
@@ -131,6 +131,12 @@ class AsyncLogReader(OnOneLoop):
         loan = self._loan  # Once: it may end in another thread.
         lent = loan is not None and not loan.spent
         return self._ahead.caught_up and not lent and not self._records and self._ahead.peek() is None
+
+    @property
+    def lag_s(self) -> float | None:
+        """Seconds by which this reader may be behind a writer in the farthest region of the copies, when it waits at
+        the tail (`LedgerReader.lag_s`); None: no distance is known, as without a region of its own (`region`)."""
+        return self._ahead.lag_s
 
     async def read_next(self) -> LogRecord:
         """Return the next record; waits at the tail. Raises EndOfStreamError and the reader's other final errors."""
@@ -213,7 +219,7 @@ class AsyncLogReader(OnOneLoop):
             if position == self.position:
                 return position
             within = self.position < position and self._ahead.has_queued(position)
-            self._records.keep(lambda record: within and not _is_below(record, position))
+            self._records.keep(lambda record: within and not lies_below(record, position))
             self._go_on_at(position)
             if not within:
                 await self._restart(position)
@@ -413,7 +419,7 @@ class AsyncLogReader(OnOneLoop):
         start = self._start
         may_be_below = DLSN(segment.lssn, fetched.entry_id, 0) < start
         for record in records:
-            if record.is_control or (may_be_below and _is_below(record, start)):
+            if record.is_control or (may_be_below and lies_below(record, start)):
                 continue
             if record.is_end_of_stream:
                 self._final = self._end_of_stream_error(record.dlsn)
@@ -585,14 +591,3 @@ class AsyncLogReader(OnOneLoop):
             return rows(self.name, waiting)
         self._delivered = waiting[-1]
         return record_rows(self.name, waiting)
-
-
-def _behind(record: LogRecord) -> DLSN:
-    """Return the first position after a record, or after a record set that is delivered whole."""
-    return DLSN(record.dlsn.lssn, record.dlsn.entry_id, record.dlsn.slot_id + max(record.slots, 1))
-
-
-def _is_below(record: LogRecord, start: DLSN) -> bool:
-    """Return whether all of a record lies below `start`; a record set that is delivered whole may lie on both sides."""
-    last = record.dlsn.slot_id + max(record.slots, 1) - 1
-    return DLSN(record.dlsn.lssn, record.dlsn.entry_id, last) < start

@@ -8,6 +8,8 @@ are missing is logged and kept in `gaps`.
 `Idleness` measures how long a reader has been waiting for a log in which nothing happens, and says when to warn of it
 and when to fail. The time runs from the first read that finds nothing until an entry arrives, control records included.
 It does not start anew with each read, nor with a request that was answered with nothing. It makes no request itself.
+
+`position_behind` and `lies_below` say where a record lies, which may be a whole record set.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import LogRecord
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import IdleReaderError
@@ -168,3 +171,14 @@ class Idleness:
             dlsn=position,
             advice="See whether the log is written to",
         )
+
+
+def position_behind(record: LogRecord) -> DLSN:
+    """Return the first position after a record, or after a record set that is delivered whole."""
+    return DLSN(record.dlsn.lssn, record.dlsn.entry_id, record.dlsn.slot_id + max(record.slots, 1))
+
+
+def lies_below(record: LogRecord, start: DLSN) -> bool:
+    """Return whether all of a record lies below `start`; a record set that is delivered whole may lie on both sides."""
+    last = record.dlsn.slot_id + max(record.slots, 1) - 1
+    return DLSN(record.dlsn.lssn, record.dlsn.entry_id, last) < start

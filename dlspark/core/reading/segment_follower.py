@@ -116,6 +116,12 @@ class SegmentFollower:
         self._damage: DamagedColdFileError | None = None  # of the row group that is to be passed over now
 
     @property
+    def lag_s(self) -> float | None:
+        """How far the end of what is confirmed may be behind, where a ledger is read (`LedgerReader.lag_s`)."""
+        hot = None if self._ledger is None else self._ledger.hot
+        return None if hot is None else hot.lag_s
+
+    @property
     def _settings(self) -> Settings:
         return self._owner.settings
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlspark.core.settings.log_setting import setting
+from dlspark.core.settings.survival import ACKNOWLEDGEMENTS, COPIES, NODE, RACK, REGION
 from metadata.foundation.settings import EXACT, FLAG, MAX_LONG, REAL, TEXT, WHOLE
 from metadata.store import RetryPolicy
 
@@ -229,6 +230,34 @@ class LedgerKeys:
         minimum=1,
         maximum=3600,
         per_log=False,
+    )
+
+
+@dataclass(frozen=True)
+class SurvivalKeys:
+    """Survival"""
+
+    survive: str = setting(
+        TEXT,
+        "",
+        "survive",
+        "What may be lost without losing an acknowledged record or the ability to write: `node`, `rack` or `region`; "
+        "the three quorums and the placement follow from it (`dlspark regions goals` says the price). Empty: the "
+        "quorums as they are set",
+        choices=("", NODE, RACK, REGION),
+        per_log=False,
+        own=True,
+    )
+    survive_by: str = setting(
+        TEXT,
+        COPIES,
+        "surviveBy",
+        "How a region may be lost: by `copies` (6/6/4 over three regions; Java's writers keep it too), or by "
+        "`acknowledgements` (3/3/2, half the storage: an entry counts when two regions have it; this library's writers "
+        "only)",
+        choices=(COPIES, ACKNOWLEDGEMENTS),
+        per_log=False,
+        own=True,
     )
 
 

@@ -28,6 +28,7 @@ from dlspark.core.settings.cluster import (
     LedgerKeys,
     MetadataKeys,
     PlacementKeys,
+    SurvivalKeys,
     ZooKeeperKeys,
 )
 from dlspark.core.settings.cold import ColdKeys
@@ -39,11 +40,13 @@ from dlspark.core.settings.operations import (
     stream_converter,
 )
 from dlspark.core.settings.reading import ReaderKeys
+from dlspark.core.settings.survival import COPIES, REGION, REGIONS_TO_WRITE, SurvivalPlan, survival_plan
 from dlspark.core.settings.writing import RetentionKeys, SegmentKeys, WriterKeys
 from dlspark.errors import SettingsError
 from metadata.distributedlog.allocators import pool_path
 from metadata.foundation.errors import CallerError
 from metadata.foundation.properties import read_properties
+from metadata.foundation.regions import region_names
 from metadata.foundation.settings import MAX_INT, Registry, Value, settings_of
 from storage_node.client.placement.racks import parse_overrides
 from storage_node.settings.client import ClientSettings
@@ -76,6 +79,7 @@ class Settings(
     WriterKeys,
     AllocatorKeys,
     PlacementKeys,
+    SurvivalKeys,
     LedgerKeys,
     SegmentKeys,
     MetadataKeys,
@@ -105,11 +109,12 @@ class Settings(
                 advice=f"Raise the first or lower the second; {MAX_INT} never warns",
             )
         self._check_placement()
+        self._check_survival()
         self._check_segments()
         self._check_cold()
         provider_kind(self.feature_provider)
         stream_converter(self.stream_config_router, "streamConfigRouterClass")
-        if self.ledger_client:
+        if self.ledger_client or self.survive:
             self.client_settings()
 
     def client_settings(self) -> ClientSettings:
@@ -122,10 +127,21 @@ class Settings(
             explicit_lac_interval_ms=EXPLICIT_LAC_INTERVAL_MS,
             placement=self._placement(),
         )
+        plan = self.survival
+        given = dict(self.ledger_client)
+        follows = dict(plan.placement) if plan is not None else {}
         try:
-            return ClientSettings.from_mapping(dict(self.ledger_client), derived)
+            found = ClientSettings.from_mapping(follows | given, derived)
+            planned = ClientSettings.from_mapping(given | follows, derived)
         except CallerError as error:
             raise SettingsError(f"among the keys {CLIENT_PREFIX}*: {error.message}", advice=error.advice) from error
+        if found != planned:
+            means = ", ".join(f"{CLIENT_PREFIX}{key}={value}" for key, value in follows.items())
+            raise SettingsError(
+                f"survive={self.survive} means {means}, and another value of one of them is set",
+                advice="Set the goal or the ledger client's keys, not both",
+            )
+        return found
 
     def _placement(self) -> PlacementSettings:
         return PlacementSettings(
@@ -133,6 +149,33 @@ class Settings(
             dns_resolver_overrides=self.resolver_overrides,
             region=self.region,
         )
+
+    @property
+    def survival(self) -> SurvivalPlan | None:
+        """What `survive` means in numbers and words; None where it is not set."""
+        if not self.survive:
+            return None
+        listed = str(dict(self.ledger_client).get(REGIONS_TO_WRITE, ""))
+        return survival_plan(self.survive, self.survive_by, region_names(listed))
+
+    def _check_survival(self) -> None:
+        plan = self.survival
+        if self.survive_by != COPIES and self.survive != REGION:
+            raise SettingsError(
+                f"surviveBy={self.survive_by} does nothing without survive=region",
+                advice="Set survive=region, or leave surviveBy out",
+            )
+        if plan is None:
+            return
+        for one in fields(self):
+            if one.name in _QUORUMS and (one.name in self.given or getattr(self, one.name) != one.default):
+                computed = plan.quorums[_QUORUMS.index(one.name)]
+                if getattr(self, one.name) != computed:
+                    key = settings_of(Settings)[one.name].key
+                    raise SettingsError(
+                        f"survive={self.survive} means {key}={computed}, and {getattr(self, one.name)} is set",
+                        advice="Set the goal or the quorums, not both",
+                    )
 
     def _check_placement(self) -> None:
         known = sorted(name for name in RESOLVERS if "." not in name)
@@ -224,14 +267,18 @@ class Settings(
 
     @property
     def quorums(self) -> tuple[int, int, int]:
-        """Effective ensemble size, write quorum and ack quorum: each capped at the one before, as upstream."""
+        """Effective ensemble size, write quorum and ack quorum: what `survive` means, else each capped at the one
+        before, as upstream."""
+        plan = self.survival
+        if plan is not None:
+            return plan.quorums
         write_quorum = min(self.ensemble_size, self.write_quorum)
         return self.ensemble_size, write_quorum, min(write_quorum, self.ack_quorum)
 
     def in_namespace(self, quorums: tuple[int, int, int] | None) -> Settings:
         """Return these settings with the quorums that a namespace is bound with, where these say nothing of their
         own."""
-        if quorums is None:
+        if quorums is None or self.survive:
             return self
         mine = {one.name: one for one in fields(self) if one.name in _QUORUMS}
         if any(name in self.given or getattr(self, name) != mine[name].default for name in _QUORUMS):

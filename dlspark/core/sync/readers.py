@@ -117,6 +117,12 @@ class LogReader(OpenedHere):
         """True if everything that was confirmed when the log was last read has been delivered."""
         return self._inner.caught_up
 
+    @property
+    def lag_s(self) -> float | None:
+        """Seconds by which this reader may be behind a writer in the farthest region of the copies, when it waits at
+        the tail (`LedgerReader.lag_s`); None: no distance is known, as without a region of its own (`region`)."""
+        return self._inner.lag_s
+
     def skip_to(self, start: Start) -> DLSN:
         """Go on at another position, forwards or back; returns it. What was read ahead and still fits is kept.
 

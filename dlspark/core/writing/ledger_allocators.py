@@ -142,12 +142,18 @@ class LedgerAllocator:
         if self.phase is AllocatorPhase.ERROR:
             raise self._lost_error()  # A ledger was to be made in the background, where no caller got the error.
         if self.phase is AllocatorPhase.ALLOCATED:
-            if self._kind == kind and self._ledger is not None and self._ledger.error is None:
+            if self._kind == kind and self._ledger is not None and await self._is_fit(self._ledger):
                 return False
             self._step(AllocatorEvent.DISCARD)
             await self._let_go()
         await undisturbed(self._allocate(kind, besides))
         return bool(besides) and self._one_zookeeper
+
+    async def _is_fit(self, ledger: LedgerWriter) -> bool:
+        """Return whether a ledger that was made earlier may become a segment now: its writer goes on, and no region
+        that it lies in has been disallowed meanwhile."""
+        bookies = ledger.metadata.last_ensemble.bookies
+        return ledger.error is None and await self._services.ledgers.may_place_on(bookies)
 
     async def _allocate(self, kind: LedgerKind, besides: Sequence[Op]) -> None:
         self._step(AllocatorEvent.ALLOCATE)

@@ -328,6 +328,15 @@ OPTIONS: tuple[Option, ...] = (
         default="2m",
     ),
     _option(
+        "region",
+        EXACT,
+        Scope.SOURCE,
+        "Region to read in first, of a log whose copies lie in several (the first part of the nodes' locations). A "
+        "task goes by the environment variable `DLSPARK_REGION` of its executor first: set that where executors run in "
+        "several regions (`spark.executorEnv.DLSPARK_REGION`, or their machines' environment)",
+        default_words="environment, else copies in turn",
+    ),
+    _option(
         PROXY,
         PROXIES,
         Scope.ANY,

@@ -130,11 +130,14 @@ class WriteProxies:
 
 async def can_be_dialled(endpoint: ProxyEndpoint) -> bool:
     """Return whether something listens there."""
+    from metadata.foundation.socks import socks_proxy
+    from storage_node.transport.tcp import dial
+
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(endpoint.host, endpoint.port), DIAL_S)
+        connection = await asyncio.wait_for(dial(endpoint.host, endpoint.port, socks_proxy()), DIAL_S)
     except (OSError, asyncio.TimeoutError):
         return False
-    writer.close()
+    connection.close()
     return True
 
 

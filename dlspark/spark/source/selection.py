@@ -31,6 +31,7 @@ _STRATEGIES = ("error", "latest")
 _LITERAL = re.compile(r"\A(?:[^\\.^$*+?{}\[\]|()]|\\[^\w\s])*")
 """The beginning of a regular expression that stands for itself; it may be empty."""
 _OUTAGE = "bkc.outagewaitmillis"
+_REGION = "bkc.region"
 """The ledger client's setting that option `outageTimeout` is, as Spark hands keys over."""
 
 
@@ -172,7 +173,7 @@ class SourceQuery:
             limits=_limits(options),
             late_start_fails=_late_start_fails(options),
             cursor=_cursor(options),
-            client_settings=tuple(sorted({_OUTAGE: str(options.outage_ms), **options.passed_on()}.items())),
+            client_settings=_client_settings(options),
             proxies=options.proxies,
             columns=_columns(options),
         )
@@ -182,6 +183,20 @@ class SourceQuery:
             _check_range(query.start, query.end)
             _check_order(query.start, query.end)
         return query
+
+
+def _client_settings(options: Options) -> tuple[tuple[str, str], ...]:
+    found, passed_on = {_OUTAGE: str(options.outage_ms)}, options.passed_on()
+    region = options.text("region")
+    if region is not None:
+        also = {_REGION, "region"} & passed_on.keys()
+        if also:
+            raise OptionError(
+                "Option region is given, and a setting of clients says the own region as well",
+                advice="Give option region alone, in place of bkc.region or distributedlog.region",
+            )
+        found[_REGION] = region
+    return tuple(sorted({**found, **passed_on}.items()))
 
 
 def _limits(options: Options) -> BatchLimits:

@@ -3,5 +3,8 @@
 arranging    the arithmetic of racks: pure functions
 racks        where bookies are, and the resolvers that say so
 candidates   the bookies to place on, in order: health, quarantine, free space
-policies     uniform or rack-aware, and `make_placement`, which the settings choose by
+policies     uniform or rack-aware
+regions      the arithmetic of regions: pure functions
+region_policy  the policy over regions, and the switches that operators have
+by_settings  `make_placement`, which the settings choose by
 """

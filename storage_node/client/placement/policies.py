@@ -1,25 +1,20 @@
 """Which bookies hold a new ledger, and which one takes the place of a failed one: uniformly at random, or rack by rack.
 
+`PlacementPolicy` is what all policies share; `region_policy` has the one over regions.
+
 `RackAwarePlacement` keeps the rule of `arranging` wherever the racks allow it: every write set spans
 R = min(W, minNumRacksPerWriteQuorum) racks. With enforceMinNumRacksPerWriteQuorum bookies of unknown rack are not used,
 and an ensemble that cannot keep the rule is an error. With fewer than two racks it draws at random.
-
-A region-aware policy would stand beside these two: locations may already have two parts, `/region/rack`.
-
-`make_placement` makes the policy that the settings name, over one client's connections.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry, UnknownBookieError
-from metadata.foundation.errors import CallerError, DistributedLogError
-from storage_node.client.connections import Answer, ConnectionPool
+from metadata.bookkeeper.bookies import BookieAddress, UnknownBookieError
+from metadata.foundation.errors import DistributedLogError
 from storage_node.client.placement.arranging import (
     Adherence,
     adherence,
@@ -28,16 +23,11 @@ from storage_node.client.placement.arranging import (
     replace_alike,
     replace_lawfully,
 )
-from storage_node.client.placement.candidates import Candidates, FreeSpace, Stages, Weighing
-from storage_node.client.placement.racks import RackMap, RackResolver, is_default, resolver_of, said_region
+from storage_node.client.placement.candidates import Candidates, Stages
+from storage_node.client.placement.racks import RackMap, is_default
 from storage_node.errors import NotEnoughBookiesError, RequestTimeoutError
-from storage_node.protocol.encoding import encode_bookie_info_request
-from storage_node.protocol.schema import Operation, Status
-from storage_node.protocol.values import BookieInfoResponse
 from storage_node.protocol.writing_model import PickReplacements
 from storage_node.settings.placement import PlacementSettings
-
-_FREE_SPACE = 2
 
 T = TypeVar("T")
 
@@ -57,14 +47,18 @@ class Placement(Protocol):
         """Return how well an ensemble keeps this policy's rule."""
         ...
 
+    async def allows(self, bookies: Collection[str]) -> bool:
+        """Return whether operators let new copies go to all of these bookies. Raises what kept it from knowing."""
+        ...
+
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
         """Return whether entries on these bookies survive the loss of a rack as well as the policy asks for. Never
         waits."""
         ...
 
 
-class _Policy:
-    """How do both policies keep to limits of time, own seats first, one replacement after the other?"""
+class PlacementPolicy:
+    """How do all policies keep to limits of time, own seats first, one replacement after the other?"""
 
     def __init__(
         self, candidates: Candidates, *, memory_ms: int, replacement_pause_ms: int, replacement_timeout_ms: int
@@ -73,6 +67,10 @@ class _Policy:
         self._memory_ms = memory_ms
         self._pause_ms = replacement_pause_ms
         self._timeout_ms = replacement_timeout_ms
+
+    async def allows(self, bookies: Collection[str]) -> bool:
+        """Return True: without regions none is disallowed."""
+        return True
 
     async def replacements(self, wanted: PickReplacements) -> Mapping[int, str]:
         stages = await self._in_time(self._stages_for(wanted), None if wanted.last_resort else self._timeout_ms)
@@ -84,7 +82,7 @@ class _Policy:
         for index in wanted.indices:
             if index not in picked:
                 taken = wanted.excluded | set(wanted.bookies) | set(picked.values())
-                pick = self._pick(wanted, index, picked, _without(stages, taken))
+                pick = self.pick(wanted, index, picked, _without(stages, taken))
                 if pick is not None:
                     picked[index] = pick
         return picked
@@ -107,7 +105,8 @@ class _Policy:
     async def _usable(self, ensemble: Sequence[str] = ()) -> list[str]:
         return [address.bookie_id for address in await self._candidates.writable()]
 
-    def _pick(self, wanted: PickReplacements, index: int, picked: Mapping[int, str], stages: Stages) -> str | None:
+    def pick(self, wanted: PickReplacements, index: int, picked: Mapping[int, str], stages: Stages) -> str | None:
+        """Return the bookie that takes this index, after those that were `picked` for others; None where none may."""
         return next((bookie for group in stages for stage in group for bookie in stage), None)
 
 
@@ -115,9 +114,10 @@ def _without(stages: Stages, taken: Collection[str]) -> Stages:
     return [[[bookie for bookie in stage if bookie not in taken] for stage in group] for group in stages]
 
 
-def _too_few_error(
+def too_few_error(
     size: int, found: int, why: str = "", cause: DistributedLogError | None = None
 ) -> NotEnoughBookiesError:
+    """Return the error that says how many bookies there are."""
     error = NotEnoughBookiesError(
         f"the ensemble needs {size} writable storage nodes and {found} are registered{why}",
         advice="Start more storage nodes, or ask for a smaller ensemble",
@@ -126,7 +126,7 @@ def _too_few_error(
     return error
 
 
-class UniformPlacement(_Policy):
+class UniformPlacement(PlacementPolicy):
     """Every writable bookie is as good as any other."""
 
     async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ class UniformPlacement(_Policy):
             for stage in group:
                 if len(stage) >= size:
                     return tuple(stage[:size])
-        raise _too_few_error(size, len(usable))
+        raise too_few_error(size, len(usable))
 
     async def judge(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Adherence:
         """Return MEETS_STRICT always: this policy has no rule that an ensemble could break."""
@@ -147,7 +147,7 @@ class UniformPlacement(_Policy):
         return True
 
 
-class RackAwarePlacement(_Policy):
+class RackAwarePlacement(PlacementPolicy):
     """Spreads the copies of each entry over racks."""
 
     def __init__(
@@ -172,9 +172,12 @@ class RackAwarePlacement(_Policy):
     async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
         """Return an ensemble whose write sets each span the racks that the settings ask for. Where no arrangement does,
         one that comes close, or under enforcement NotEnoughBookiesError."""
-        writable = await self._candidates.writable()
+        return await self.ensemble_among(await self._candidates.writable(), size, write_quorum)
+
+    async def ensemble_among(self, writable: Sequence[BookieAddress], size: int, write_quorum: int) -> tuple[str, ...]:
+        """Return such an ensemble of some of the writable bookies. Raises as `new_ensemble`."""
         usable = await self._usable_of(writable)
-        first_rack = await self.racks.own_rack()
+        first_rack = None if self._settings.ignore_local_node_in_placement_policy else await self.racks.own_rack()
         wanted = self._settings.racks_wanted(write_quorum)
         stages = await self._candidates.stages(usable, self._memory_ms)
         rack_of = self.racks.rack_of
@@ -202,9 +205,9 @@ class RackAwarePlacement(_Policy):
         self, size: int, wanted: int, registered: int, usable: Sequence[str]
     ) -> NotEnoughBookiesError:
         if not self._settings.enforces_racks:
-            return _too_few_error(size, registered)
+            return too_few_error(size, registered)
         racks = {self.racks.rack_of(bookie) for bookie in usable}
-        return _too_few_error(
+        return too_few_error(
             size,
             registered,
             f", {len(usable)} of them in {len(racks)} known racks: so no arrangement puts every write quorum into "
@@ -215,7 +218,7 @@ class RackAwarePlacement(_Policy):
     async def judge(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Adherence:
         """Return how far an existing ensemble keeps the rule. FAIL under enforcement where the rack of a member is not
         known."""
-        await self.racks.see(await self._candidates.writable(), _addresses(ensemble))
+        await self.racks.see(await self._candidates.writable(), addresses_of(ensemble))
         racks = self.racks
         if self._settings.enforces_racks and not all(map(racks.is_known, ensemble)):
             return Adherence.FAIL
@@ -233,13 +236,15 @@ class RackAwarePlacement(_Policy):
 
     async def _usable_of(self, writable: Sequence[BookieAddress], ensemble: Sequence[str] = ()) -> list[str]:
         """Learn where the bookies are, and return the usable ones: under enforcement, those in a known rack."""
-        await self.racks.see(writable, _addresses(ensemble))
+        await self.racks.see(writable, addresses_of(ensemble))
         names = [address.bookie_id for address in writable]
         if not self._settings.enforces_racks:
             return names
         return [bookie for bookie in names if not is_default(self.racks.rack_of(bookie))]
 
-    def _pick(self, wanted: PickReplacements, index: int, picked: Mapping[int, str], stages: Stages) -> str | None:
+    def pick(self, wanted: PickReplacements, index: int, picked: Mapping[int, str], stages: Stages) -> str | None:
+        """Return a bookie that costs the ensemble no rack, else one with which the rule is kept, else, without
+        enforcement, any."""
         others = {i: b for i, b in enumerate(wanted.bookies) if i not in wanted.indices} | dict(picked)
         for group in stages:
             for stage in group:
@@ -265,7 +270,7 @@ class RackAwarePlacement(_Policy):
         return next(iter(order), None)
 
 
-def _addresses(bookies: Sequence[str]) -> list[BookieAddress]:
+def addresses_of(bookies: Sequence[str]) -> list[BookieAddress]:
     """Return the addresses of bookies that may not be registered any more, taken from their ids where these are
     addresses.
     """
@@ -276,48 +281,3 @@ def _addresses(bookies: Sequence[str]) -> list[BookieAddress]:
         except UnknownBookieError:
             continue  # not an address: it stays in the default rack unless it was seen before
     return found
-
-
-# ------------------------------------------------------------------------------------ by the settings
-
-
-def make_placement(
-    registry: BookieRegistry, pool: ConnectionPool, rng: random.Random, resolver: RackResolver | None = None
-) -> Placement:
-    """Return the placement that the settings name, with `resolver`, if given, instead of theirs. Raises CallerError."""
-    client = pool.settings
-    settings = client.placement
-    weighing = None
-    if settings.disk_weight_based_placement_enabled:
-        free_space = FreeSpace(partial(_ask_free_space, pool), settings, pool.loop)
-        weighing = Weighing(free_space, settings.bookie_max_multiple_for_weight_based_placement)
-    candidates = Candidates(registry, pool.health, pool.quarantine, rng, weighing)
-    if settings.policy == "regionaware":
-        raise CallerError("ensemblePlacementPolicy=regionaware is not built yet", advice="Use rackaware")
-    if settings.policy == "uniform":
-        return UniformPlacement(
-            candidates,
-            memory_ms=client.failure_memory_ms,
-            replacement_pause_ms=client.replacement_pause_ms,
-            replacement_timeout_ms=client.replacement_timeout_ms,
-        )
-    return RackAwarePlacement(
-        candidates,
-        RackMap(resolver or resolver_of(settings), pool.loop, said_region(settings)),
-        settings,
-        memory_ms=client.failure_memory_ms,
-        replacement_pause_ms=client.replacement_pause_ms,
-        replacement_timeout_ms=client.replacement_timeout_ms,
-    )
-
-
-def _ask_free_space(pool: ConnectionPool, bookie: str, deliver: Callable[[int | None], None]) -> None:
-    txn_id = pool.next_txn_id()
-
-    def answered(answer: Answer) -> None:
-        known = isinstance(answer, BookieInfoResponse) and answer.status is Status.EOK
-        deliver(answer.free_disk_space if known and isinstance(answer, BookieInfoResponse) else None)
-
-    frame = encode_bookie_info_request(txn_id, _FREE_SPACE)
-    timeout_ms = pool.settings.placement.get_bookie_info_timeout_s * 1000
-    pool.to(bookie).request(txn_id, Operation.BOOKIE_INFO, frame, timeout_ms, answered)

@@ -31,7 +31,7 @@ from metadata.bookkeeper.bookies import BookieAddress
 from metadata.foundation.errors import CallerError, DistributedLogError
 from storage_node.client.health import Timer
 from storage_node.errors import RackResolutionError
-from storage_node.settings.placement import PlacementSettings, region_named
+from storage_node.settings.placement import PlacementSettings
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ class RackMap:
         self._said_region = region or None
         self._places: dict[str, _Place] = {}  # least recently seen first
         self._present: frozenset[str] = frozenset()
+        self._doubted: set[str] = set()  # known by what was said before `forget`
         self._own: str | None = None
         self._own_known = False
         self._ask_own_again = 0.0
@@ -115,7 +116,12 @@ class RackMap:
             joined = present - self._present
             wanted = [address for address in writable if self._is_due(address, now, address.bookie_id in joined)]
             # A registered bookie's id may name another host than its registration does; the registration counts.
-            wanted += [a for a in also if a.bookie_id not in self._places and a.bookie_id not in present]
+            wanted += [
+                address
+                for address in also
+                if address.bookie_id not in present
+                and (address.bookie_id not in self._places or address.bookie_id in self._doubted)
+            ]
             if wanted:
                 await self._look_up(wanted)
             self._present = present
@@ -157,6 +163,7 @@ class RackMap:
     def forget(self) -> None:
         """Look every rack up again when it is next needed: they have changed."""
         self._present = frozenset()
+        self._doubted = set(self._places)  # also of nodes that are away: they are replaced by where they are
         self._own_known = False
 
     def _is_due(self, address: BookieAddress, now: float, joined: bool) -> bool:
@@ -182,23 +189,13 @@ class RackMap:
                 elif answer is not None:
                     _LOG.warning("%r, given for %s, is not a network location: it counts as not known", answer, host)
         ask_again = self._timer.time() + RETRY_S
+        self._doubted.difference_update(address.bookie_id for address in wanted)
         for address in wanted:
             location = found.get(address.host)
             former = self._places.get(address.bookie_id)
             if location is None and former is not None and former.host == address.host:
                 location = former.location  # a resolver that fails for a while moves no bookie
             self._places[address.bookie_id] = _Place(address.host, location, ask_again)
-
-
-REGION_VARIABLE: Final = "DLSPARK_REGION"
-"""Environment variable with this process's own region, where the setting `region` says none."""
-
-
-def said_region(settings: PlacementSettings, environment: Mapping[str, str] | None = None) -> str:
-    """Return this process's own region by the setting `region`, else by the environment; empty: the resolver says.
-    Raises CallerError for one that is no name of a region."""
-    environment = os.environ if environment is None else environment
-    return settings.region or region_named(environment.get(REGION_VARIABLE, "").strip(), REGION_VARIABLE)
 
 
 # ------------------------------------------------------------------------------------ resolvers

@@ -84,7 +84,8 @@ async def test_features_are_those_of_the_base_file_under_the_overlay(files):
 async def test_the_shipped_example_names_every_feature_and_switches_none_on(files):
     files.base.write_bytes((CONF / "decider.conf").read_bytes())
     features = await files.load()
-    assert list(features.switched()) == list(KNOWN_FEATURES)
+    assert list(features.switched()) == [name for name in KNOWN_FEATURES if "<region>" not in name]
+    assert "# bkc.eu.disallow_bookie_placement=" in files.base.read_text()
     assert files.on() == []
 
 
@@ -126,13 +127,14 @@ async def test_a_file_that_becomes_nonsense_leaves_the_features_as_they_were(fil
 
 
 async def test_a_switch_that_nothing_looks_at_is_warned_of(files, caplog):
-    files.base.write_text("dl.disable_write_limits=1\nbkc.west.disallow_bookie_placement=1\napp.mine=1\n")
+    known = "bkc.west.disallow_bookie_placement=1\nbkc.repp_disable_durability_enforcement=0\napp.mine=1\n"
+    files.base.write_text(f"dl.disable_write_limits=1\nbkc.west.disallow=1\n{known}")
     with caplog.at_level(logging.WARNING, "dlspark"):
         await files.load()
     warned = [record.message for record in caplog.records]
     assert len(warned) == 2
     assert "did you mean dl.disable_write_limit?" in warned[0]
-    assert "bkc.west.disallow_bookie_placement" in warned[1]
+    assert "bkc.west.disallow " in warned[1]
 
 
 def test_a_provider_class_that_is_not_known_is_refused_with_those_that_are():

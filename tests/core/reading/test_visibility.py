@@ -86,3 +86,26 @@ async def test_storage_nodes_that_are_away_are_told_when_they_are_back(in_proces
     async with await log.open_reader() as reader:
         assert (await asyncio.wait_for(reader.read_next(), 30)).txid == 0
     await writer.abort()
+
+
+@pytest.mark.parametrize("region", ["eu", ""])
+async def test_a_reader_in_a_region_says_how_far_behind_it_may_be(
+    in_process_cluster: InProcessCluster, region: str
+) -> None:
+    _, writer = await writing(in_process_cluster, "far")
+    namespace = await in_process_cluster.connect(Settings.from_mapping({"region": region}))
+    log = await namespace.open_log("far")
+    async with await log.open_reader() as reader:
+        assert reader.lag_s is None  # nothing was read yet
+        for txid in range(3):
+            await acknowledged(writer, txid)
+            assert (await asyncio.wait_for(reader.read_next(), 10)).txid == txid
+        recorded = reader._ahead.measures.reader_region_lag.done
+        if region:
+            assert reader.lag_s is not None
+            assert reader.lag_s >= 0
+            assert recorded.count > 0
+        else:
+            assert reader.lag_s is None
+            assert recorded.count == 0
+    await writer.close()

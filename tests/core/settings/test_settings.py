@@ -63,7 +63,7 @@ def test_an_old_key_is_an_alias():
         ("bkcReadTimeoutSeconds", 1, "shorter than readLACLongPollTimeout"),
         ("bkEnsemblePlacementDnsResolverClass", "magic", "Known are DNSResolverForRacks"),
         ("dnsResolverOverrides", "host", "not a pair of a host and its region"),
-        ("bkc.ensemblePlacementPolicy", "RegionAwareEnsemblePlacementPolicy", "not known here"),
+        ("bkc.ensemblePlacementPolicy", "ZoneawareEnsemblePlacementPolicy", "regions are your zones"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_with_advice(key, value, message):

@@ -10,6 +10,7 @@ import asyncio
 import random
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,15 +61,18 @@ class FaultPlan:
         rng: draws; a seeded one replays, as far as requests come in the same order.
         rates: how often a fault comes, of 1.
         only: a request's line (`PUT /bucket/key?...`) has to contain this pattern to meet a drawn fault.
+        unknown: a header that the server is to know nothing of, in lower case; for servers that check no signatures.
     """
 
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     rates: Mapping[HttpFault, float] = field(default_factory=dict)
     only: str = ""
+    unknown: bytes = b""
     ordered: list[tuple[str, HttpFault]] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     """The lines of all requests so far."""
-    met: int = 0
+    met: Counter[HttpFault] = field(default_factory=Counter)
+    """How often each fault was met."""
 
     def order(self, pattern: str, *faults: HttpFault) -> None:
         """Have the next requests whose lines contain a pattern meet these faults, one each."""
@@ -83,7 +87,8 @@ class FaultPlan:
         """Return what a request meets."""
         self.requests.append(line)
         fault = self._drawn(line)
-        self.met += fault is not None
+        if fault is not None:
+            self.met[fault] += 1
         return fault
 
     def _drawn(self, line: str) -> HttpFault | None:
@@ -155,6 +160,8 @@ class FaultProxy:
                 await self._serve(request, writer)
         except (OSError, EOFError):
             pass  # the client has gone, or the server: the connection ends, which is what the client hears
+        except asyncio.CancelledError:
+            pass  # `stop`: nobody waits for this task but that, and asyncio would report a cancelled one as a failure
         finally:
             self._connections.discard(task)
             writer.close()
@@ -186,7 +193,7 @@ class FaultProxy:
         """Have the server do a request; return its whole answer."""
         reader, writer = await asyncio.open_connection(*self._upstream)
         try:
-            writer.write(_with_close(request.data))
+            writer.write(_with_close(request.data, self.plan.unknown))
             await writer.drain()
             return await reader.read(-1)
         finally:
@@ -223,10 +230,11 @@ async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
             return b"".join(parts)
 
 
-def _with_close(message: bytes) -> bytes:
-    """Return a request or an answer that says that the connection ends behind it."""
+def _with_close(message: bytes, unknown: bytes = b"") -> bytes:
+    """Return a request or an answer that says that the connection ends behind it, and lacks a header."""
     head, separator, body = message.partition(b"\r\n\r\n")
-    lines = [line for line in head.split(b"\r\n") if not line.lower().startswith((b"connection:", b"keep-alive:"))]
+    left_out = (b"connection:", b"keep-alive:", *([unknown + b":"] if unknown else []))
+    lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(left_out)]
     return b"\r\n".join([*lines, b"Connection: close"]) + separator + body if separator else message
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
@@ -52,7 +53,7 @@ class Liar:
         self._rng = rng
         self.rate = rate
         self._late: list[Callable[[], object]] = []
-        self.told: list[Lie] = []
+        self.told: Counter[str] = Counter()
 
     def settle(self) -> None:
         """Let what is on its way arrive; most of it is refused, and nobody hears."""
@@ -70,7 +71,7 @@ class Liar:
         if self._rng.random() >= self.rate:
             return commit()
         lie = self._rng.choice(list(Lie))
-        self.told.append(lie)
+        self.told[lie.name] += 1
         if lie is Lie.LATE:
             self._late.append(commit)
         elif lie is not Lie.LOST:

@@ -317,3 +317,15 @@ def test_settings_of_the_clients_stand_before_what_follows_from_options(monkeypa
     writing = settings_of(Options(given, Scope.SINK_STREAM))
     assert dict(query.client_settings) == {"bkc.outagewaitmillis": "5"}
     assert (writing.lock_timeout_s, writing.client_settings().outage_wait_ms) == (7, 5)
+
+
+def test_the_region_of_a_query_is_its_clients_own_one() -> None:
+    given = {"log": "a", "uri": "distributedlog://h:1/n", "region": "eu"}
+    query = SourceQuery.of(Options(given, Scope.SOURCE_BATCH))
+    reading = Settings().with_values(namespace_settings(dict(query.client_settings))).client_settings()
+    assert reading.placement.region == "eu"
+    for also in ("bkc.region", "distributedlog.region"):
+        with pytest.raises(OptionError, match="says the own region as well"):
+            SourceQuery.of(Options({**given, also: "us"}, Scope.SOURCE_BATCH))
+    with pytest.raises(OptionError, match="region"):
+        Options(given, Scope.SINK_BATCH)

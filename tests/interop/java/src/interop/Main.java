@@ -14,6 +14,7 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import org.apache.bookkeeper.client.BKException;
+import org.apache.bookkeeper.client.RegionProbe;
 import org.apache.distributedlog.exceptions.DLException;
 import org.apache.distributedlog.exceptions.OwnershipAcquireFailedException;
 
@@ -54,6 +55,7 @@ public final class Main {
         new LogSegments(main.commands, logs);
         new Recovery(main.commands);
         new Shell(main.commands);
+        main.commands.put("regions.play", RegionProbe::playAll);
         main.commands.put("ping", line -> System.getProperty("java.version"));
         main.serve();
         bookies.stopAll();

@@ -1,0 +1,36 @@
+"""SOCKS version 4: the bytes, and what the environment may say."""
+
+from __future__ import annotations
+
+import pytest
+
+from metadata.foundation.errors import CallerError
+from metadata.foundation.socks import SocksProxy, connect_request, socks_proxy
+
+
+def test_requests_are_those_of_the_protocol() -> None:
+    assert connect_request("127.0.2.1", 3181) == b"\x04\x01\x0c\x6d\x7f\x00\x02\x01\x00"
+    assert connect_request("node-1", 80) == b"\x04\x01\x00\x50\x00\x00\x00\x01\x00node-1\x00"
+    with pytest.raises(OSError, match="does not reach the IPv6 address ::1"):
+        connect_request("::1", 80)
+
+
+def test_an_answer_says_whether_there_is_a_connection() -> None:
+    proxy = SocksProxy("gate", 1080)
+    assert proxy.failure_error(b"\0\x5a" + bytes(6), "node", 1) is None
+    assert "gate:1080 answered 0x5b for node:1" in str(proxy.failure_error(b"\0\x5b" + bytes(6), "node", 1))
+    assert "ended the connection" in str(proxy.failure_error(b"\0\x5a", "node", 1))
+
+
+def test_the_environment_names_a_proxy_and_who_is_dialled_without_it() -> None:
+    assert socks_proxy({}) is None
+    assert socks_proxy({"DLSPARK_SOCKS": " "}) is None
+    proxy = socks_proxy({"DLSPARK_SOCKS": "socks4://127.0.0.1:1080", "DLSPARK_SOCKS_DIRECT": "a, b,"})
+    assert proxy == SocksProxy("127.0.0.1", 1080, frozenset({"a", "b"}))
+    assert (proxy.leads_to("a"), proxy.leads_to("c")) == (False, True)
+
+
+@pytest.mark.parametrize("text", ["1080", "host", "socks5://host:1080", "host:99999"])
+def test_a_text_that_is_no_proxy_is_refused_rather_than_ignored(text: str) -> None:
+    with pytest.raises(CallerError, match="DLSPARK_SOCKS="):
+        socks_proxy({"DLSPARK_SOCKS": text})

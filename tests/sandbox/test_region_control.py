@@ -1,0 +1,166 @@
+"""Commands about regions over their socket; what a sandbox with regions refuses, and keeps in its state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from dlspark.cli.sandbox import parse_round_trip_ms
+from dlspark.sandbox.region_control import RegionCommand, RegionControl, tell
+from dlspark.sandbox.regions import SandboxRegions, export_line, region_environment
+from dlspark.sandbox.sandbox import Sandbox
+from dlspark.sandbox.state import RegionPlace, SandboxState
+from metadata.foundation import processes
+from metadata.foundation.errors import CallerError, NotAppliedError
+
+PLACES = tuple(RegionPlace(f"r{n}", f"127.0.{n}.1", 20000 + n, 20010 + n, 20020 + n, 20030 + n) for n in (1, 2, 3))
+STATE = SandboxState(2181, (3001, 3002, 3003, 3004), regions=PLACES, round_trip_ms=20)
+
+
+class StandIn:
+    """What a sandbox does with commands, noted; its regions take them as real ones whose gateways always answer."""
+
+    def __init__(self, directory: Path) -> None:
+        self.done: list[str] = []
+        self.regions = Answered(directory)
+
+    def kill_region(self, name: str) -> None:
+        self.regions.cut(name)
+        self.done.append(f"kill {name}")
+
+    def heal_region(self, name: str) -> None:
+        self.regions.heal(name)
+        self.done.append(f"heal {name}")
+
+
+class Answered(SandboxRegions):
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, STATE, 250, cast(Any, None))
+        self.lines: list[str] = []
+
+    def _tell(self, line: str) -> bytes:
+        self.lines.append(line)
+        return b"ok\n"
+
+    def closed(self) -> set[tuple[str, str]]:
+        return {(way.source, way.target) for way in self._ways() if not way.opened}
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> StandIn:
+    return StandIn(tmp_path)
+
+
+@pytest.fixture
+def state(stand_in: StandIn) -> Iterator[SandboxState]:
+    control = RegionControl(stand_in)
+    started = processes.started(os.getpid())
+    yield replace(STATE, pid=os.getpid(), started=started, control_port=control.port)
+    control.close()
+    control.close()
+
+
+def test_commands_are_carried_out_and_answered_with_the_conditions(state: SandboxState, stand_in: StandIn) -> None:
+    assert tell(state, RegionCommand("list")) == {"r1": "", "r2": "", "r3": ""}
+    assert tell(state, RegionCommand("cut", "r2", "in"))["r2"] == "receives nothing"
+    assert stand_in.regions.closed() == {("r1", "r2"), ("r3", "r2")}
+    assert tell(state, RegionCommand("slow", "r1", round_trip_ms=300))["r1"] == "slow: 300 ms"
+    assert tell(state, RegionCommand("cut", "r2", "out"))["r2"] == "is not heard"
+    assert stand_in.regions.closed() == {("r2", "r1"), ("r2", "r3")}
+    assert tell(state, RegionCommand("kill", "r2"))["r2"] == "cut off"
+    assert len(stand_in.regions.closed()) == 4
+    assert tell(state, RegionCommand("heal", "r2"))["r2"] == ""
+    assert stand_in.done == ["kill r2", "heal r2"]
+
+
+def test_a_slow_region_is_as_far_from_all_others_as_it_is_slow(stand_in: StandIn) -> None:
+    stand_in.regions.slow("r3", 500)
+    delays = {(way.source, way.target): way.delay_ms for way in stand_in.regions._ways()}
+    assert delays["r1", "r2"] == delays["r2", "r1"] == 10
+    assert delays["r3", "r1"] == delays["r1", "r3"] == delays["r2", "r3"] == 250
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (RegionCommand("cut", "r9"), "there is no region r9. It has r1, r2, r3"),
+        (RegionCommand("paint", "r1"), "'paint' is nothing that can be done"),
+        (RegionCommand("slow", "r1", round_trip_ms=-1), "a round trip of -1 ms cannot be"),
+        (RegionCommand("cut", "r1", cast(Any, "up")), "'up' is no direction"),
+    ],
+)
+def test_a_command_that_cannot_be_is_refused_with_the_reason(
+    state: SandboxState, stand_in: StandIn, command: RegionCommand, text: str
+) -> None:
+    with pytest.raises(CallerError, match=text):
+        tell(state, command)
+    assert stand_in.regions.lines == []
+
+
+def test_a_sandbox_that_takes_no_commands_is_named_as_such() -> None:
+    with pytest.raises(NotAppliedError, match="does not take commands about regions; nothing was done"):
+        tell(STATE, RegionCommand("cut", "r1"))
+
+
+def test_the_state_says_where_everything_is_and_survives_its_file(tmp_path: Path) -> None:
+    STATE.save(tmp_path)
+    assert SandboxState.load(tmp_path) == STATE
+    assert STATE.uri == "distributedlog://127.0.1.1:20001,127.0.2.1:20002,127.0.3.1:20003/distributedlog"
+    assert [STATE.node_id(index) for index in range(4)] == [
+        "127.0.1.1:3001",
+        "127.0.2.1:3002",
+        "127.0.3.1:3003",
+        "127.0.1.1:3004",
+    ]
+    assert asdict(STATE)["regions"][2]["name"] == "r3"
+    plain = SandboxState(2181, (3001,))
+    assert (plain.uri, plain.node_id(0)) == ("distributedlog://127.0.0.1:2181/distributedlog", "127.0.0.1:3001")
+
+
+def test_a_program_is_in_a_region_by_its_environment(tmp_path: Path) -> None:
+    assert region_environment(tmp_path, PLACES[1]) == {
+        "DLSPARK_REGION": "r2",
+        "DLSPARK_SOCKS": "127.0.2.1:20032",
+        "DLSPARK_SOCKS_DIRECT": "127.0.2.1",
+        "DLSPARK_CONF": str(tmp_path / "regions.conf"),
+    }
+    assert export_line(tmp_path, PLACES[1]).startswith("export DLSPARK_REGION=r2 DLSPARK_SOCKS=127.0.2.1:20032 ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"regions": 2}, "cannot have 2 regions: each has one of ZooKeeper's voters"),
+        ({"regions": 11}, "cannot have 11 regions"),
+        ({"regions": 3, "port": 2181}, "several ZooKeeper servers"),
+        ({"regions": 3, "proxies": 1}, "no proxies and no cold storage"),
+        ({"regions": 3, "round_trip_ms": -1.0}, "-1.0 ms cannot be"),
+        ({"regions": 3, "nodes": 0}, "at least one storage node"),
+    ],
+)
+def test_what_a_sandbox_with_regions_cannot_have_is_refused(
+    tmp_path: Path, arguments: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(CallerError, match=text):
+        Sandbox(tmp_path, **arguments)
+
+
+def test_a_directory_keeps_its_regions(tmp_path: Path) -> None:
+    STATE.save(tmp_path)
+    with pytest.raises(CallerError, match=r"has 3 regions, and keeps them.*Start it with --regions 3"):
+        Sandbox(tmp_path).start()
+    SandboxState(2181, (3001,)).save(tmp_path)
+    with pytest.raises(CallerError, match="has no regions, and keeps them"):
+        Sandbox(tmp_path, regions=3).start()
+
+
+def test_round_trips_are_read_with_their_unit() -> None:
+    assert [parse_round_trip_ms(text) for text in ("20ms", "0.5s", "7", "0ms")] == [20, 500, 7, 0]
+    for text in ("", "x", "-1ms", "nan", "2h", "61s"):
+        with pytest.raises(CallerError, match="no round trip time"):
+            parse_round_trip_ms(text)
