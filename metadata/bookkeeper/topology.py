@@ -24,14 +24,14 @@ from metadata.bookkeeper.bookies import check_bookie_id
 from metadata.bookkeeper.ledgers import DEFAULT_ROOT
 from metadata.bookkeeper.replication import FOLDER
 from metadata.foundation.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError, NoNodeError
+from metadata.foundation.regions import region_named
 from metadata.retry import repeat
 from metadata.store import MetadataStore, SessionState, WatchEvent, check_path, join
 
 _NAME: Final = "topology"
 _VERSION: Final = 1
-_PART: Final = r"[^/;,\s\x00-\x1f\x7f]+"
+_PART: Final = r"[^/;\s]+"  # as `region_named` has it
 _LOCATION: Final = re.compile(f"/{_PART}(?:/{_PART})?")
-_REGION: Final = re.compile(_PART)
 _MAX_TRIES: Final = 500
 """Of each try that fails another process's has succeeded: as many nodes may be started at once."""
 _MAX_PAUSE_S: Final = 0.5
@@ -42,16 +42,15 @@ def check_location(location: str, what: str) -> None:
     if not _LOCATION.fullmatch(location):
         raise CallerError(
             f"{what}={location!r} is not a network location",
-            advice="Write /region/rack, or /rack; names without white space, commas, semicolons and slashes",
+            advice="Write /region/rack, or /rack; names without white space, semicolons and slashes",
         )
 
 
 def check_region(region: str) -> None:
     """Raise CallerError unless the text may be a region's name."""
-    if not _REGION.fullmatch(region):
+    if not region_named(region, "region"):
         raise CallerError(
-            f"{region!r} is not the name of a region",
-            advice="It is the first part of a network location /region/rack, without white space, commas and slashes",
+            "no region is named", advice="It is the first part of a network location, `eu` of `/eu/rack1`"
         )
 
 
