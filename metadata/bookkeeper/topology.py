@@ -162,6 +162,10 @@ class TopologyStore:
                 continue
             return Topology.decode(data, self._path, stat.version)
 
+    async def disallowed_regions(self) -> frozenset[str]:
+        """Return the regions that take no new data. Raises as `read`."""
+        return (await self.read()).disallowed
+
     # ---- changes ----------------------------------------------------------------------------------------------------
 
     async def announce(self, bookie_id: str, location: str | None) -> bool:
