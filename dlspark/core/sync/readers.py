@@ -180,6 +180,14 @@ class LockedReader(LogReader):
         """
         return self._runtime.run(self._inner.commit_position(dlsn))
 
+    def waiting(self) -> list[str]:
+        """Return the names of the clients that wait for this reader's lock, the next one first (`client_id`).
+
+        Readers that share several logs see by it who is there, and give up what is another one's part by closing.
+        Raises LockingError where the lock was lost.
+        """
+        return self._runtime.run(self._inner.waiting())
+
     def close(self) -> None:
         """End the read-ahead and give the lock up. The position is stored by `commit_position` only. Idempotent."""
         if not self._runtime.closed:
