@@ -22,7 +22,6 @@ from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble, LedgerMeta
 from metadata.bookkeeper.ledgers import LedgerStore, Versioned
 from metadata.bookkeeper.topology import TopologyStore
 from metadata.foundation.errors import DistributedLogError, NodeExistsError, present
-from metadata.foundation.regions import said_region
 from storage_node.client.connections import ConnectionPool, DiskSpace, ask_disk_space
 from storage_node.client.health import Members, outlast
 from storage_node.client.ledger_copies import LedgerCopies
