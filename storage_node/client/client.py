@@ -21,7 +21,7 @@ from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble, LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerStore, Versioned
 from metadata.bookkeeper.topology import TopologyStore
-from metadata.foundation.errors import DistributedLogError, NodeExistsError
+from metadata.foundation.errors import DistributedLogError, NodeExistsError, present
 from storage_node.client.connections import ConnectionPool, DiskSpace, ask_disk_space
 from storage_node.client.health import Members, outlast
 from storage_node.client.ledger_copies import LedgerCopies
@@ -272,6 +272,12 @@ class LedgerClient:
         ensemble = metadata.last_ensemble.bookies
         return await self._use().placement.allows(ensemble, metadata.write_quorum, metadata.ack_quorum)
 
+    async def own_region(self) -> str | None:
+        """Return the region that this client is in: its setting, DLSPARK_REGION, or what finds racks says; None where
+        none of them does. Raises CallerError for the name of none."""
+        self._use()
+        return await present(self._whereabouts, "the client is not in use").own_region()
+
     async def disk_space(self, bookie: str) -> DiskSpace:
         """Return what a bookie says of its disks. Raises what kept it from answering, within
         `getBookieInfoTimeoutSecs`."""
@@ -384,6 +390,10 @@ class Whereabouts:
         self._nearness.find_region = racks.region_of
         self._racks = racks
         self._tasks = Tasks(lambda violation: logger.error("%s", violation))
+
+    async def own_region(self) -> str | None:
+        """Return the client's own region, None where it is not known."""
+        return await self._racks.own_region()
 
     async def learn(self, metadata: LedgerMetadata) -> None:
         """Learn where the bookies of a ledger are; returns after LEARN_S at the latest, and goes on learning. Never

@@ -162,6 +162,11 @@ class RackMap:
         own = await self.own_rack()
         return None if own is None else region_of(own)
 
+    def ask_again(self) -> None:
+        """Ask again for all bookies that have no location when they are next seen, however lately that was tried."""
+        for bookie in [bookie for bookie, place in self._places.items() if place.location is None]:
+            del self._places[bookie]
+
     def forget(self) -> None:
         """Look every rack up again when it is next needed: they have changed."""
         self._present = frozenset()
