@@ -258,6 +258,11 @@ class LedgerClient:
         """Return how well an ensemble keeps this client's placement policy. Raises the metadata store's errors."""
         return await self._use().placement.judge(bookies, write_quorum, ack_quorum)
 
+    async def placement_moves(self, bookies: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
+        """Return where copies of an ensemble are to be moved, so that it keeps this client's placement policy. Raises
+        NotEnoughBookiesError, RackResolutionError, and the metadata store's errors."""
+        return await self._use().placement.moves(bookies, write_quorum, ack_quorum)
+
     async def may_begin(self, metadata: LedgerMetadata) -> bool:
         """Return whether a ledger that was made earlier may be written to from now on, as operators have switched
         regions. Raises what kept it from knowing."""

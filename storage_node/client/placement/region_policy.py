@@ -20,7 +20,14 @@ from metadata.bookkeeper.bookies import BookieAddress
 from metadata.foundation.errors import CallerError
 from storage_node.client.placement.arranging import Adherence
 from storage_node.client.placement.candidates import Candidates, Stages
-from storage_node.client.placement.policies import PlacementPolicy, RackAwarePlacement, addresses_of
+from storage_node.client.placement.mending import fewest_moves
+from storage_node.client.placement.policies import (
+    PlacementPolicy,
+    RackAwarePlacement,
+    addresses_of,
+    made,
+    refuse_unlocated,
+)
 from storage_node.client.placement.racks import RackMap, is_default
 from storage_node.client.placement.regions import (
     PlacementRefusal,
@@ -141,11 +148,34 @@ class RegionAwarePlacement(PlacementPolicy):
         """Return how far an existing ensemble keeps the rule of `regions`."""
         writable = await self._candidates.writable()
         await self.racks.see(writable, addresses_of(ensemble))
-        rules = await self._read_rules([a.bookie_id for a in writable])
-        if not rules.regions:
-            seen = {self.racks.region_of(address.bookie_id) for address in writable}
-            rules = replace(rules, regions=tuple(sorted(region for region in seen if region is not None)))
+        rules = self._over_all(await self._read_rules([a.bookie_id for a in writable]), writable)
         return adherence_over_regions(ensemble, self.racks.rack_of, write_quorum, ack_quorum, rules)
+
+    def _over_all(self, rules: RegionRules, writable: Sequence[BookieAddress]) -> RegionRules:
+        """Return the rules with the regions over which copies are to be spread evenly, where none are listed."""
+        if rules.regions:
+            return rules
+        seen = {self.racks.region_of(address.bookie_id) for address in writable}
+        return replace(rules, regions=tuple(sorted(region for region in seen if region is not None)))
+
+    async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
+        """Return the moves after which the rule of `regions` is kept; into no region that is disallowed."""
+        refuse_unlocated(await self.unlocated(ensemble))
+        allowed, rules = await self._allowed(ensemble)
+        rules = self._over_all(rules, allowed)
+        located = [a.bookie_id for a in allowed if self.racks.region_of(a.bookie_id) is not None]
+        order = await self.targets(located)
+        rack_of = self.racks.rack_of
+
+        def verdict(bookies: Sequence[str]) -> Adherence:
+            return adherence_over_regions(bookies, rack_of, write_quorum, ack_quorum, rules)
+
+        found = fewest_moves(ensemble, order, rack_of, self.racks.region_of, verdict)
+        if isinstance(found, PlacementRefusal) and rules.enforce_racks:
+            found = fewest_moves(
+                ensemble, order, rack_of, rack_of, verdict
+            )  # racks within a region may be what is wrong
+        return made(found)
 
     async def allows(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> bool:
         """Return whether an ensemble keeps the rule as it is now, in no region that is disallowed: it may have been
