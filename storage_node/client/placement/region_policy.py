@@ -180,6 +180,7 @@ class RegionAwarePlacement(PlacementPolicy):
     async def allows(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> bool:
         """Return whether an ensemble keeps the rule as it is now, in no region that is disallowed: it may have been
         made when switches were others, or its bookies elsewhere."""
+        await self.racks.see(await self._candidates.writable(), addresses_of(ensemble))
         rules = await self._read_rules(ensemble)
         if rules.disallowed.intersection(map(self.racks.region_of, ensemble)):
             return False
