@@ -39,6 +39,7 @@ from metadata.foundation.tasks import end_tasks
 from metadata.store import SessionState, WatchEvent
 from storage_node.autorecovery.checker import METADATA_AWAY, LedgerChecker
 from storage_node.client.placement.arranging import Adherence
+from storage_node.client.placement.ledger_rules import CUSTOM_KEY
 from storage_node.edge import Clock
 from storage_node.settings.autorecovery import AutoRecoverySettings
 
@@ -404,7 +405,8 @@ MAX_VERDICTS: Final = 10_000
 MAX_NAMED: Final = 100
 """Ledgers that a pass names in the log; all are counted."""
 
-Judge: TypeAlias = Callable[[Sequence[str], int, int], Awaitable[Adherence]]
+Judge: TypeAlias = Callable[[Sequence[str], LedgerMetadata], Awaitable[Adherence]]
+"""Judges an ensemble of a ledger by its quorums, and by its own rule if it has one."""
 
 
 @dataclass(slots=True)
@@ -426,8 +428,8 @@ class PlacementReport:
 
 
 class PlacementCheck:
-    """One pass over all ledgers. `judge(bookies, write_quorum, ack_quorum)` is the policy's; `mark`, if given, is
-    called with each ledger that does not keep it."""
+    """One pass over all ledgers. `judge` is the policy's; `mark`, if given, is called with each ledger that does not
+    keep it."""
 
     def __init__(
         self, ledgers: LedgerStore, judge: Judge, mark: Callable[[int], Awaitable[None]] | None = None
@@ -435,7 +437,7 @@ class PlacementCheck:
         self._ledgers = ledgers
         self._judge = judge
         self._mark = mark
-        self._verdicts: dict[tuple[tuple[str, ...], int, int], Adherence] = {}
+        self._verdicts: dict[tuple[object, ...], Adherence] = {}
         self.report = PlacementReport()
 
     async def run(self) -> PlacementReport:
@@ -452,13 +454,18 @@ class PlacementCheck:
             logger.error("the placement of a ledger cannot be checked: %s", error)
             self.report.unreadable += 1
             return
-        if metadata.is_closed:
-            await self._count(ledger_id, metadata)
+        if not metadata.is_closed:
+            return
+        try:
+            verdicts = [await self._verdict(part.bookies, metadata) for part in metadata.ensembles]
+        except CorruptDataError as error:
+            logger.error("the placement of ledger %d cannot be checked: %s", ledger_id, error)
+            self.report.unreadable += 1
+        else:
+            await self._count(ledger_id, metadata, verdicts)
 
-    async def _count(self, ledger_id: int, metadata: LedgerMetadata) -> None:
+    async def _count(self, ledger_id: int, metadata: LedgerMetadata, verdicts: Sequence[Adherence]) -> None:
         report = self.report
-        quorums = metadata.write_quorum, metadata.ack_quorum
-        verdicts = [await self._verdict(part.bookies, *quorums) for part in metadata.ensembles]
         report.closed += 1
         worst = min(verdicts)
         if worst is Adherence.MEETS_SOFT:
@@ -477,11 +484,11 @@ class PlacementCheck:
                 await self._mark(ledger_id)
                 report.marked += 1
 
-    async def _verdict(self, bookies: tuple[str, ...], write_quorum: int, ack_quorum: int) -> Adherence:
-        key = (bookies, write_quorum, ack_quorum)
+    async def _verdict(self, bookies: tuple[str, ...], metadata: LedgerMetadata) -> Adherence:
+        key = (bookies, metadata.write_quorum, metadata.ack_quorum, metadata.custom.get(CUSTOM_KEY))
         found = self._verdicts.get(key)
         if found is None:
-            found = await self._judge(bookies, write_quorum, ack_quorum)
+            found = await self._judge(bookies, metadata)
             if len(self._verdicts) >= MAX_VERDICTS:
                 self._verdicts.clear()
             self._verdicts[key] = found

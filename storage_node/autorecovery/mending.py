@@ -67,10 +67,10 @@ class PlacementMender:
         return changed
 
     async def _mend(self, ledger: Inspection, fragment: Fragment, still_locked: Callable[[], bool]) -> bool:
-        quorums = ledger.metadata.write_quorum, ledger.metadata.ack_quorum
-        if await self._client.judge_placement(fragment.bookies, *quorums) is not Adherence.FAIL:
+        metadata = ledger.metadata
+        if await self._client.judge_placement(fragment.bookies, metadata) is not Adherence.FAIL:
             return False
-        moves = await self._client.placement_moves(fragment.bookies, *quorums)
+        moves = await self._client.placement_moves(fragment.bookies, metadata)
         if not moves:
             return False  # where its bookies lie, or what is asked, has changed since the verdict
         stored = await self._replicator.move(ledger, fragment, moves, still_locked)

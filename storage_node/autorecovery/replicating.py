@@ -91,7 +91,9 @@ class FragmentReplicator:
             if not picked:
                 raise NotEnoughBookiesError(
                     f"no storage node is left to take the place of {', '.join(sorted(part.bookies))}",
-                    advice="Start another storage node, or bring the lost one back",
+                    advice="Start another storage node, bring the lost one back, or see that this process knows where "
+                    "storage nodes lie (reppDnsResolverClass): a ledger that must lie in several regions gets no copy "
+                    "at a place that is not known",
                     ledger_id=ledger.ledger_id,
                 )
             try:

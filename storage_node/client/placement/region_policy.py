@@ -20,6 +20,7 @@ from metadata.bookkeeper.bookies import BookieAddress
 from metadata.foundation.errors import CallerError
 from storage_node.client.placement.arranging import Adherence
 from storage_node.client.placement.candidates import Candidates, Stages
+from storage_node.client.placement.ledger_rules import LedgerRule, rule_of_settings
 from storage_node.client.placement.mending import fewest_moves
 from storage_node.client.placement.policies import (
     PlacementPolicy,
@@ -82,6 +83,7 @@ class RegionAwarePlacement(PlacementPolicy):
         settings: PlacementSettings,
         switches: RegionSwitches,
         rng: random.Random,
+        rule: LedgerRule | None = None,
         *,
         memory_ms: int,
         replacement_pause_ms: int,
@@ -95,6 +97,7 @@ class RegionAwarePlacement(PlacementPolicy):
         super().__init__(candidates, **times)
         self.racks = racks
         self._settings = settings
+        self._rule = rule
         self._switches = switches
         self._rng = rng
         self._by_racks = RackAwarePlacement(candidates, racks, settings, **times)
@@ -204,10 +207,11 @@ class RegionAwarePlacement(PlacementPolicy):
     def _minimum(self) -> int:
         """Return m, as the switch has it; 0 where no number of regions is demanded."""
         settings = self._settings
-        if not settings.regions_to_write and not settings.enforce_min_num_fault_domains_for_write:
-            return 0
+        asked = rule_of_settings(settings)
+        # Of the settings and the ledger's own rule the stronger one: a process that knows less must not weaken it.
+        minimum = max(asked.minimum if asked else 0, self._rule.minimum if self._rule else 0)
         name = settings.repp_disable_durability_feature_name
-        return 1 if name and self._switches.is_on(None, name) else settings.repp_minimum_regions_for_durability
+        return 1 if minimum and name and self._switches.is_on(None, name) else minimum
 
     async def _read_rules(self, bookies: Collection[str]) -> RegionRules:
         """Return what is asked of ensembles now; `bookies` are those of whose regions switches are asked."""
@@ -217,12 +221,14 @@ class RegionAwarePlacement(PlacementPolicy):
         if feature:
             regions = {*map(self.racks.region_of, bookies), *settings.regions_to_write} - {None}
             disallowed |= {r for r in regions if r is not None and self._switches.is_on(r, feature)}
+        rule = self._rule or rule_of_settings(settings)
+        in_replace = settings.repp_enable_durability_enforcement_in_replace
         return RegionRules(
-            regions=settings.regions_to_write,
+            regions=settings.regions_to_write or (rule.regions if rule else ()),
             minimum=self._minimum(),
-            enforce_in_replace=settings.repp_enable_durability_enforcement_in_replace,
+            enforce_in_replace=in_replace or (rule is not None and rule.enforce_in_replace),
             disallowed=disallowed,
-            acknowledged_from_regions=settings.enforce_min_num_fault_domains_for_write,
+            acknowledged_from_regions=rule is not None and rule.by_acknowledgements,
             racks=settings.min_num_racks_per_write_quorum,
             enforce_racks=settings.enforces_racks,
         )

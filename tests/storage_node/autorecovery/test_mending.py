@@ -13,7 +13,6 @@ from helpers.virtual_time import virtual_time
 from helpers.worlds.recovery_world import QUICK, RecoveryWorld
 
 from storage_node.autorecovery.daemon import AutoRecovery
-from storage_node.client import client as client_module
 from storage_node.client.placement import by_settings
 from storage_node.client.placement.racks import StaticResolver
 from storage_node.edge import SystemClock
@@ -53,8 +52,7 @@ class Misplaced(RecoveryWorld):
         regions = [region for region, count in counts.items() for _ in range(count)]
         self.region = dict(zip(sorted(self.bookies), regions, strict=True))
         self.places = Places({name: f"/{region}/{name}" for name, region in self.region.items()})
-        for module in (by_settings, client_module):
-            monkeypatch.setattr(module, "resolver_of", lambda _settings: self.places)
+        monkeypatch.setattr(by_settings, "resolver_of", lambda _settings: self.places)
 
     async def in_one_region(self, entries: int, region: str = "eu", e: int = 3) -> int:
         """Write a closed ledger whose copies all lie in one region."""
