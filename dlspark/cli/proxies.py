@@ -124,13 +124,13 @@ async def list_proxies(at: At) -> None:
     rows += [_member(one, "write") | {"error": "it speaks no frames"} for one in foreign]
     rows += [_member(one, "read") for one in readers]
     described = [row for row in rows if isinstance(row, dict)]
-    columns = [key for key in _COLUMNS if key != "error" or any(row.get(key) for row in described)]
+    columns = [key for key in _COLUMNS if key not in ("region", "error") or any(row.get(key) for row in described)]
     cells = [[row.get(key) for key in columns] for row in described]
     at.result({"proxies": rows}, table(*columns, rows=cells))
     exit_with(attention=any(one.status is None for one in reports))
 
 
-_COLUMNS = ("kind", "shard", "address", "status", "streams", "region", "grpc", "stats", "error")
+_COLUMNS = ("kind", "shard", "address", "region", "status", "streams", "region_id", "grpc", "stats", "error")
 
 
 def _member(member: ProxyMember, kind: str) -> dict[str, Json]:
@@ -139,6 +139,7 @@ def _member(member: ProxyMember, kind: str) -> dict[str, Json]:
         "shard": member.shard if member.shard >= 0 else None,
         "address": str(member.endpoint),
         "location": member.location,
+        "region": member.region,
         "grpc": str(member.grpc) if member.grpc is not None else None,
         "stats": str(member.stats) if member.stats is not None else None,
     }
@@ -148,7 +149,7 @@ def _described(report: ProxyReport) -> dict[str, Json]:
     return _member(report.member, "write") | {
         "status": report.status.name if report.status is not None else None,
         "streams": len(report.streams) if report.status is not None else None,
-        "region": report.region,
+        "region_id": report.region_id,
         "error": report.error,
     }
 
@@ -238,7 +239,8 @@ async def balance(
     ] = 0.0,
     rate: RateOption = 0.0,
     regions: Annotated[
-        str | None, typer.Option("--regions", metavar="A,B", help="Between the proxies of two regions.")
+        str | None,
+        typer.Option("--regions", metavar="A,B", help="Between the proxies of two regions, by their names or numbers."),
     ] = None,
     source: Annotated[
         str | None, typer.Option("--source", help="Empty this proxy or, with --regions, this region, into the others.")
@@ -305,7 +307,8 @@ def _between_regions(
         raise CallerError(f"--regions {regions} does not name two regions", advice="Write --regions A,B")
     if source is not None and source not in names:
         raise CallerError(f"{source} is neither of the regions {names[0]} and {names[1]}")
-    sides = [distribution_of([one for one in _taking(reports) if one.region == name]) for name in names]
+    taking = _taking(reports)
+    sides = [distribution_of([one for one in taking if name in (one.region, one.region_id)]) for name in names]
     for name, side in zip(names, sides, strict=True):
         if not side:
             raise CallerError(f"no proxy of region {name} takes streams", advice="dlspark proxy list shows them")

@@ -26,12 +26,12 @@ from dlspark.core.settings.survival import ACKNOWLEDGEMENTS, REGION, REGIONS_TO_
 from dlspark.sandbox.delay_line import Way
 from dlspark.sandbox.gateways import CARRIED_LINE, Carried, GatewayAddress, encode_start, encode_ways
 from dlspark.sandbox.processes import START_TIMEOUT_S, SandboxError, child_environment, end_processes, first_line
-from dlspark.sandbox.state import RegionPlace, SandboxState
+from dlspark.sandbox.state import RegionPlace, SandboxState, voters
 from metadata.foundation import socks
 from metadata.foundation.errors import CallerError
 from metadata.foundation.processes import ending_with_parent
 from metadata.foundation.regions import REGION_VARIABLE
-from metadata.zookeeper.embedded import EmbeddedZooKeeper, EnsembleMember
+from metadata.zookeeper.embedded import OBSERVER, EmbeddedZooKeeper, EnsembleMember
 
 Direction = Literal["both", "in", "out"]
 DIRECTIONS: Final[tuple[Direction, ...]] = ("both", "in", "out")
@@ -76,7 +76,11 @@ class SandboxRegions:
         self._cut: dict[str, Direction] = {}
         self.killed: set[str] = set()
         """Regions of which nothing runs."""
-        servers = {n: place.zookeeper_server for n, place in enumerate(self.places.values(), start=1)}
+        votes = voters(len(self.places))
+        servers = {
+            number: place.zookeeper_server + ("" if number <= votes else OBSERVER)
+            for number, place in enumerate(self.places.values(), start=1)
+        }
         self._voters = {
             place.name: EmbeddedZooKeeper(
                 directory / f"zookeeper-{place.name}",

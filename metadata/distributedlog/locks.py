@@ -216,6 +216,15 @@ class DistributedLock:
             raise self._not_held_error()
         return self._member.path
 
+    async def waiting(self) -> list[str]:
+        """Return the clients in line behind us, the next owner first. Raises LockingError unless we own the lock."""
+        ours = self.member_path.rpartition("/")[2]
+        names = await self._members()
+        if ours not in names:  # The session expired, which it has not heard yet: whose line that is now, is not ours.
+            raise self._not_held_error()
+        found = [await self._identify(name) for name in names[names.index(ours) + 1 :]]
+        return [one.client_id for one in found if one is not None]  # None: it has just left
+
     def release_op(self) -> Delete:
         """Give the lock up within a transaction, which fails unless we own the lock. Raises LockingError.
 

@@ -2,6 +2,7 @@
 
 arranging    the arithmetic of racks: pure functions
 racks        where bookies are, and the resolvers that say so
+announced    where bookies are, as they say themselves
 candidates   the bookies to place on, in order: health, quarantine, free space
 policies     uniform or rack-aware
 regions      the arithmetic of regions: pure functions

@@ -1,4 +1,5 @@
-"""`make_placement` makes the policy that the settings name, over one client's connections."""
+"""`make_placement` makes the policy that the settings name, over one client's connections; `make_racks` its map of
+where bookies are."""
 
 from __future__ import annotations
 
@@ -8,8 +9,11 @@ from functools import partial
 from typing import Final
 
 from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.topology import TopologyStore
 from metadata.foundation.regions import said_region
 from storage_node.client.connections import Answer, ConnectionPool
+from storage_node.client.health import Timer
+from storage_node.client.placement.announced import AnnouncedRacks
 from storage_node.client.placement.candidates import Candidates, FreeSpace, Weighing
 from storage_node.client.placement.policies import Placement, RackAwarePlacement, UniformPlacement
 from storage_node.client.placement.racks import RackMap, RackResolver, resolver_of
@@ -17,6 +21,7 @@ from storage_node.client.placement.region_policy import RegionAwarePlacement, Re
 from storage_node.protocol.encoding import encode_bookie_info_request
 from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.values import BookieInfoResponse
+from storage_node.settings.placement import PlacementSettings
 
 _FREE_SPACE: Final = 2
 
@@ -27,8 +32,10 @@ def make_placement(
     rng: random.Random,
     resolver: RackResolver | None = None,
     switches: RegionSwitches | None = None,
+    topology: TopologyStore | None = None,
 ) -> Placement:
-    """Return the placement that the settings name, with `resolver`, if given, instead of theirs. Raises CallerError."""
+    """Return the placement that the settings name, with `resolver`, if given, instead of theirs; `topology` is where
+    bookies announce their locations. Raises CallerError."""
     client = pool.settings
     settings = client.placement
     weighing = None
@@ -43,10 +50,23 @@ def make_placement(
     }
     if settings.policy == "uniform":
         return UniformPlacement(candidates, **times)
-    racks = RackMap(resolver or resolver_of(settings), pool.loop, said_region(settings.region))
+    racks = make_racks(settings, pool.loop, resolver, topology)
     if settings.policy == "rackaware":
         return RackAwarePlacement(candidates, racks, settings, **times)
     return RegionAwarePlacement(candidates, racks, settings, switches or RegionSwitches(), rng, **times)
+
+
+def make_racks(
+    settings: PlacementSettings,
+    timer: Timer,
+    resolver: RackResolver | None = None,
+    topology: TopologyStore | None = None,
+) -> RackMap:
+    """Return what knows where bookies are: by `resolver`, if given, else as the settings say. Raises CallerError."""
+    region = said_region(settings.region)
+    if resolver is None and settings.resolver == "announced" and topology is not None:
+        return AnnouncedRacks(topology, timer, region)
+    return RackMap(resolver or resolver_of(settings), timer, region)
 
 
 def _ask_free_space(pool: ConnectionPool, bookie: str, deliver: Callable[[int | None], None]) -> None:

@@ -52,6 +52,11 @@ class Placement(Protocol):
         regions. Raises what kept it from knowing."""
         ...
 
+    async def unlocated(self, bookies: Sequence[str]) -> frozenset[str]:
+        """Return those of the bookies whose rack or region is not known, having asked for it again. Raises what kept it
+        from asking."""
+        ...
+
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
         """Return whether entries on these bookies survive the loss of a rack as well as the policy asks for. Never
         waits."""
@@ -143,6 +148,10 @@ class UniformPlacement(PlacementPolicy):
         """Return MEETS_STRICT always: this policy has no rule that an ensemble could break."""
         return Adherence.MEETS_STRICT
 
+    async def unlocated(self, bookies: Sequence[str]) -> frozenset[str]:
+        """Return none: this policy has no use for locations."""
+        return frozenset()
+
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
         """Return True always: without racks an ack quorum alone decides."""
         return True
@@ -225,6 +234,17 @@ class RackAwarePlacement(PlacementPolicy):
             return Adherence.FAIL
         wanted = self._settings.racks_wanted(write_quorum)
         return adherence(ensemble, racks.rack_of, racks.is_known, write_quorum, wanted)
+
+    async def unlocated(self, bookies: Sequence[str]) -> frozenset[str]:
+        """Return those of the bookies whose rack is not known, having asked for it again."""
+        await self.look_again(bookies)
+        return frozenset(bookie for bookie in bookies if not self.racks.is_known(bookie))
+
+    async def look_again(self, bookies: Sequence[str]) -> None:
+        """Ask for the locations of all bookies that have none: also of those that may take a member's place. Raises the
+        metadata store's errors."""
+        self.racks.ask_again()
+        await self.racks.see(await self._candidates.writable(), addresses_of(bookies))
 
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
         """Return whether the bookies are in as many racks as a write set must span."""

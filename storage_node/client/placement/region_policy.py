@@ -150,17 +150,24 @@ class RegionAwarePlacement(PlacementPolicy):
     async def allows(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> bool:
         """Return whether an ensemble keeps the rule as it is now, in no region that is disallowed: it may have been
         made when switches were others, or its bookies elsewhere."""
+        await self.racks.see(await self._candidates.writable(), addresses_of(ensemble))
         rules = await self._read_rules(ensemble)
         if rules.disallowed.intersection(map(self.racks.region_of, ensemble)):
             return False
         regions = [self.racks.region_of(bookie) for bookie in ensemble]
         return keeps_regions(regions, write_quorum, ack_quorum, rules)
 
+    async def unlocated(self, bookies: Sequence[str]) -> frozenset[str]:
+        """Return those of the bookies whose region is not known, having asked for it again."""
+        await self._by_racks.look_again(bookies)
+        return frozenset(bookie for bookie in bookies if self.racks.region_of(bookie) is None)
+
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
         """Return whether the bookies are in as many regions as an acknowledged entry must be in. One of unknown region
-        proves nothing."""
+        proves nothing; where no number is demanded nothing is to be proved."""
+        minimum = min(write_quorum, self._minimum())
         regions = set(map(self.racks.region_of, bookies)) - {None}
-        return len(regions) >= min(write_quorum, self._minimum())
+        return minimum <= 1 or len(regions) >= minimum
 
     # ------------------------------------------------------------------------------------ inside
 
