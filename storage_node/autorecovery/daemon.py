@@ -24,7 +24,8 @@ from metadata.foundation.tasks import end_tasks
 from metadata.store import MetadataStore, SessionState
 from storage_node.autorecovery.auditor import Auditor
 from storage_node.autorecovery.checker import LedgerChecker
-from storage_node.autorecovery.worker import FragmentReplicator, ReplicationWorker
+from storage_node.autorecovery.replicating import FragmentReplicator
+from storage_node.autorecovery.worker import ReplicationWorker
 from storage_node.client.client import LedgerClient
 from storage_node.client.placement.region_policy import RegionSwitches
 from storage_node.edge import Clock, Network, SystemClock

@@ -17,6 +17,7 @@ from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from storage_node.client.connections import Answer, answer_error
 from storage_node.client.pipeline import AddPipeline, ClientContext, MetadataUpdates, Tasks, digest_of
 from storage_node.client.placement.arranging import windows
+from storage_node.client.placement.ledger_rules import rule_of
 from storage_node.client.reading import EntryFetcher
 from storage_node.errors import LedgerRecoveryError, ProtocolError
 from storage_node.protocol.digests import Entry, master_key
@@ -71,21 +72,24 @@ async def recover(context: ClientContext, ledger_id: int, current: Versioned[Led
 
 
 async def _spread(context: ClientContext, ledger_id: int, metadata: LedgerMetadata) -> SpansDomains | None:
-    """Return what `enforceMinNumFaultDomainsForWrite` asks of the entries that are added again: the same as of a
-    writer's.
+    """Return what `enforceMinNumFaultDomainsForWrite` asks of the entries that are added again: the same as of the
+    writer's, by the ledger's own rule where it has one (`ledger_rules`), else by these settings.
 
     A bookie whose location is not known proves nothing: where the others do not suffice it is asked for again, and then
     the recovery is refused, for entries that are acknowledged in one region would be lost with it. Where all are known
     and the last ensemble cannot keep the rule (another client placed it, or its bookies have moved) nothing is asked:
     no number of acknowledgements would be enough, and the ledger could never be closed.
     """
-    if metadata.is_closed or not context.settings.placement.enforce_min_num_fault_domains_for_write:
+    rule, settings = rule_of(metadata), context.settings.placement
+    counts = settings.enforce_min_num_fault_domains_for_write if rule is None else rule.by_acknowledgements
+    if metadata.is_closed or not counts:
         return None
+    placement = context.placements.of(metadata)
     bookies, write_quorum = metadata.last_ensemble.bookies, metadata.write_quorum
-    spans = partial(context.placement.spans_fault_domains, write_quorum=write_quorum)
+    spans = partial(placement.spans_fault_domains, write_quorum=write_quorum)
     write_sets = [[bookies[index] for index in window] for window in windows(len(bookies), write_quorum)]
     for pause_s in (*LOCATION_PAUSES_S, None):
-        unlocated = await context.placement.unlocated(bookies)
+        unlocated = await placement.unlocated(bookies)
         if all(map(spans, write_sets)):
             return spans
         if not unlocated:
