@@ -40,11 +40,10 @@ def work(me: str, number: int, partition: Log, results: Log) -> int:
                     reader.commit_position()
                     return again
                 for record in records:
-                    # A result gets its task's id: so the results themselves say what is done, and none is there twice.
-                    if record.txid > writer.last_txid:
-                        writer.write(record.txid, b"%s did %s" % (me.encode(), record.payload))
-                    else:
+                    if record.txid <= writer.last_txid:  # A result has its task's id: so the results say what is done.
                         again += 1
+                        continue
+                    writer.write(record.txid, b"%s did %s" % (me.encode(), record.payload))
                 writer.flush()
                 if turn % 5 == 0:
                     reader.commit_position()  # What was done since comes again if this process dies: nothing is lost.

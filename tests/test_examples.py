@@ -19,7 +19,7 @@ from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 
 EXAMPLES = ROOT / "examples"
-MAX_LINES = 90
+MAX_LINES = 106
 SAID = {
     "batch.py": (
         "1,000 records in 2 segments",
@@ -47,6 +47,11 @@ SAID = {
         "the tail got b'LH400,13\\nBA9,0\\nIB6251,44\\n'",
         "from byte 52 on: b'44\\n'",
         "minutes by pyarrow and pandas: 133",
+    ),
+    "state_machine.py": (
+        " leads, and is killed behind command 150: -9",
+        "one has applied all before ",
+        " of 300 commands",
     ),
     "metrics.py": ("read: 500", 'log_writer_write_count{success="true"} 500.0'),
     "pulsar_ledgers.py": ("4 nodes below /ledgers", "0 topic(s) of brokers"),

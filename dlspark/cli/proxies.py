@@ -116,7 +116,7 @@ async def list_proxies(at: At) -> None:
     from dlspark.serving.write_proxy.tier.administration import survey
     from metadata.store import join
 
-    async with _tier(at) as (namespace, peers, members):
+    async with write_tier(at) as (namespace, peers, members):
         reports = await survey(peers, members)
         readers = await read_members(namespace.store, join(namespace.uri.path, READ_PROXIES))
     foreign = [one for one in members if one.frames is None]
@@ -159,7 +159,7 @@ async def owners(at: At, pattern: RegexOption = None) -> None:
     """List streams and the write proxies that own them, as these say themselves."""
     from dlspark.serving.write_proxy.tier.administration import survey
 
-    async with _tier(at) as (_, peers, members):
+    async with write_tier(at) as (_, peers, members):
         reports = await survey(peers, members, pattern)
     owned = sorted((stream, one.location) for one in reports for stream in one.streams)
     silent = {one.location: one.error for one in reports if one.status is None}
@@ -184,7 +184,7 @@ async def move(
     from dlspark.serving.write_proxy.tier.administration import member_named, owner_of
     from dlspark.serving.write_proxy.tier.administration import move as move_stream
 
-    async with _tier(at) as (_, peers, members):
+    async with write_tier(at) as (_, peers, members):
         to = member_named(members, target).location
         source = await move_stream(peers, await owner_of(peers, members, stream), stream, to)
     moved = source != to
@@ -203,7 +203,7 @@ async def drain(
     from dlspark.serving.write_proxy.tier.administration import accept_streams, distribution_of, member_named, survey
     from dlspark.serving.write_proxy.tier.balancing import ClusterBalance
 
-    async with _tier(at) as (_, peers, members):
+    async with write_tier(at) as (_, peers, members):
         member = member_named(members, proxy)
         if not undo and len(members) < 2:
             raise CallerError(f"{member.location} is the only proxy; nothing was done", advice="Start another first")
@@ -250,7 +250,7 @@ async def balance(
     """Balance the streams of the write proxies: those that have more than the average hand some over."""
     from dlspark.serving.write_proxy.tier.administration import survey
 
-    async with _tier(at) as (namespace, peers, members):
+    async with write_tier(at) as (namespace, peers, members):
         reports = await survey(peers, members)
         loads = await _loads(namespace) if by is BalanceMeasure.LOAD else None
         rules = (water_mark, tolerance)
@@ -352,7 +352,7 @@ def _shown(step: StreamMove) -> str:
 
 
 @asynccontextmanager
-async def _tier(at: At) -> AsyncIterator[tuple[AsyncNamespace, ProxyPeers, tuple[ProxyMember, ...]]]:
+async def write_tier(at: At) -> AsyncIterator[tuple[AsyncNamespace, ProxyPeers, tuple[ProxyMember, ...]]]:
     """Open the namespace, connections to proxies, and find the write proxies. Raises CallerError where there
     are none.
     """

@@ -15,7 +15,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -106,6 +106,15 @@ def _corrupt_error(why: str, path: str) -> CorruptDataError:
     )
 
 
+def _last_region_error(region: str, disallowed: Collection[str]) -> CallerError:
+    others = f"; disallowed already: {', '.join(sorted(disallowed))}" if disallowed else ""
+    return CallerError(
+        f"no other region than {region} could take new copies, so that no ledger could be made any more{others}. "
+        "Nothing was changed",
+        advice="Allow another region first (dlspark regions allow), or start storage nodes in one",
+    )
+
+
 class TopologyStore:
     """Where is each storage node of a cluster, and which regions are disallowed?
 
@@ -182,10 +191,22 @@ class TopologyStore:
 
         return await self._change(change)
 
-    async def disallow(self, region: str) -> bool:
-        """Have no new data placed in a region; returns whether it was allowed until now. Raises as `announce`."""
+    async def disallow(self, region: str, among: Collection[str] | None = None) -> bool:
+        """Have no new data placed in a region; returns whether it was allowed until now.
+
+        `among` are the regions that could take data: of them one must stay allowed, or CallerError. Raises as
+        `announce`.
+        """
         check_region(region)
-        return await self._change(lambda now: replace(now, disallowed=now.disallowed | {region}))
+
+        def change(now: Topology) -> Topology:
+            disallowed = now.disallowed | {region}
+            # Judged by what is being replaced: two operators may close the last two regions at the same time.
+            if disallowed != now.disallowed and among is not None and disallowed.issuperset(among):
+                raise _last_region_error(region, now.disallowed)
+            return replace(now, disallowed=disallowed)
+
+        return await self._change(change)
 
     async def allow(self, region: str) -> bool:
         """Have data placed in a region again; returns whether it was disallowed until now. Raises as `announce`."""

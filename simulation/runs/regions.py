@@ -99,10 +99,7 @@ class RegionWorkload(LogWorkload):
         drawn = draw_log("log0", rng).settings
         settings = replace(
             Settings.from_mapping(self._goal),
-            **{
-                name: getattr(drawn, name)
-                for name in ("compression", "output_buffer_bytes", "read_ahead_entries")
-            },
+            **{name: getattr(drawn, name) for name in ("compression", "output_buffer_bytes", "read_ahead_entries")},
             max_segment_bytes=rng.choice(SEGMENT_BYTES),
             periodic_flush_ms=20,
             immediate_flush=True,

@@ -111,6 +111,11 @@ class LedgerClient:
         """The registrations of the cluster's bookies."""
         return self._bookies
 
+    @property
+    def topology(self) -> TopologyStore | None:
+        """Where the cluster's bookies announce their locations, as it was given."""
+        return self._topology
+
     async def create(
         self,
         *,

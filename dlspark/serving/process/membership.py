@@ -4,7 +4,9 @@
     <namespace>/.read_proxy/member_<sequence>     ephemeral, one for each read proxy
 
 A member is upstream's JSON of a server set: the address that clients dial, named addresses beside it, a status and the
-shard; and `region`, where the proxy knows its own, which others read over. Fault model: the folder may be missing, may hold znodes of other programs and members that cannot be read; each
+shard; and `region`, where the proxy knows its own, which others read over.
+
+Fault model: the folder may be missing, may hold znodes of other programs and members that cannot be read; each
 of those is left out with a warning, and the others count. A member ends with the session that made it, and is announced
 again in the next session of its proxy. A list may be as old as ZooKeeper's watches are: it says where to ask, never
 which proxy owns a stream. It must never keep a proxy announced that withdrew.
