@@ -161,7 +161,9 @@ async def _sweep(
         return False
 
     for folder, info in objects:
-        if not (marks.dead_copy(info.url) if folder.mirror else marks.dead(info.url)):
+        # Where a mirror has become the place for new files, the older ones' copies are still there, and are read.
+        copies = folder.mirror or any(one.same_place(folder.root, folder.options) for one in marks.log.mirrors)
+        if not (marks.dead_copy(info.url) if copies else marks.dead(info.url)):
             continue
         if not await proof.covers(info):
             swept.kept.append(info.url)
