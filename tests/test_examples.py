@@ -53,6 +53,10 @@ SAID = {
         "one has applied all before ",
         " of 300 commands",
     ),
+    "map_reduce.py": (
+        "4 mappers, one a segment; 1 was killed, and its part done again",
+        "36,000 words, as counted without Spark: True",
+    ),
     "metrics.py": ("read: 500", 'log_writer_write_count{success="true"} 500.0'),
     "pulsar_ledgers.py": ("4 nodes below /ledgers", "0 topic(s) of brokers"),
 }
