@@ -11,8 +11,9 @@ The answer to a connection attempt takes a round trip, and does not come while a
 network that drops packets. A connection's end and its reset take the way of its bytes, and wait behind a cut as well.
 
     python -m dlspark.sandbox.gateways    the first line of standard input says the regions; prints "ready"; each
-                                          further line replaces ways, and "ok" answers it once that holds; ends with
-                                          its standard input
+                                          further line replaces ways, and "ok" answers it once that holds, or asks
+                                          what was carried (`CARRIED_LINE`), and is answered; ends with its standard
+                                          input
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ import asyncio
 import contextlib
 import json
 import random
+import select
+import selectors
 import signal
 import socket
 import struct
 import sys
 import threading
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -36,6 +40,7 @@ from metadata.foundation.socks import ANSWER, CONNECT, GRANTED, REFUSED, REQUEST
 from metadata.foundation.tasks import end_tasks
 
 CHUNK_BYTES: Final = 128 << 10
+CARRIED_LINE: Final = json.dumps("carried")
 _LONGEST_NAME: Final = 512
 _NOTHING: Final = b"\0\0\0\0"
 
@@ -47,6 +52,17 @@ class GatewayAddress:
     region: str
     host: str
     port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """How many bytes did one region send another one over connections to a server, in whichever of the two it is?"""
+
+    source: str
+    target: str
+    server: str
+    """Its `host:port`."""
+    count: int
 
 
 class Gateways:
@@ -75,6 +91,7 @@ class Gateways:
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._carried: Counter[tuple[str, str, str]] = Counter()
         self.replace_ways(ways)
 
     @property
@@ -129,6 +146,16 @@ class Gateways:
         """Return how long what goes now takes."""
         return self.way(source, target).passage_s(self._rng)
 
+    def count(self, source: str, target: str, server: str, size: int) -> None:
+        """Note that bytes were sent from one region to another; within a region nothing is noted."""
+        if source != target:
+            self._carried[source, target, server] += size
+
+    def carried(self) -> list[Carried]:
+        """Return what was sent between regions since the start, for each direction and server. What the gateways say to
+        their clients is not counted, nor what the network below adds (heads of packets)."""
+        return [Carried(*key, count) for key, count in sorted(self._carried.items())]
+
     # ------------------------------------------------------------------------------------ one connection
 
     def _accept(self, region: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -156,8 +183,9 @@ class Gateways:
                 back.put(b"")
                 await back.give()
                 return
-            out = _Direction(self, region, there, far, self._capacity)
-            back = _Direction(self, there, region, writer, self._capacity)
+            server = f"{host}:{port}"
+            out = _Direction(self, region, there, far, self._capacity, server)
+            back = _Direction(self, there, region, writer, self._capacity, server)
             back.put(ANSWER.pack(0, GRANTED, 0, _NOTHING))
             await _all(out.take(reader), out.give(), back.take(far_reader), back.give())
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -172,9 +200,16 @@ class _Direction:
     """One direction of one connection."""
 
     def __init__(
-        self, gateways: Gateways, source: str, target: str, writer: asyncio.StreamWriter, capacity_bytes: int
+        self,
+        gateways: Gateways,
+        source: str,
+        target: str,
+        writer: asyncio.StreamWriter,
+        capacity_bytes: int,
+        server: str = "",
     ) -> None:
         self._gateways = gateways
+        self._server = server
         self._ends = source, target
         self._writer = writer
         writer.transport.set_write_buffer_limits(high=0)  # `drain` returns when the socket has it all
@@ -197,6 +232,8 @@ class _Direction:
                 chunk: bytes | None = await reader.read(CHUNK_BYTES)
             except OSError:
                 chunk = None
+            if chunk:
+                self._gateways.count(*self._ends, self._server, len(chunk))
             self.put(chunk)
             if not chunk:
                 return
@@ -241,6 +278,30 @@ class _Direction:
     async def _wait(self) -> None:
         self._moved.clear()
         await self._moved.wait()
+
+
+if sys.platform == "linux":
+
+    class _PreciseSelector(selectors.EpollSelector):
+        """Wakes up when a timer is due, and not up to a millisecond later: epoll counts whole ones, and a round trip
+        through a gateway waits for two timers."""
+
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            if timeout is not None and timeout > 0:
+                # The epoll's own descriptor is readable when one of those in it is ready.
+                select.select([self.fileno()], (), (), timeout)
+                timeout = 0
+            return super().select(timeout)
+
+    def new_gateway_loop() -> asyncio.AbstractEventLoop:
+        """Return a loop whose timers are as exact as the system's."""
+        return asyncio.SelectorEventLoop(_PreciseSelector())
+
+else:  # kqueue, elsewhere, counts nanoseconds
+
+    def new_gateway_loop() -> asyncio.AbstractEventLoop:
+        """Return a loop whose timers are as exact as the system's."""
+        return asyncio.SelectorEventLoop()
 
 
 async def _all(*parts: Coroutine[object, object, None]) -> None:
@@ -288,7 +349,11 @@ def main() -> int:
     first = json.loads(sys.stdin.readline())
     addresses = [GatewayAddress(**address) for address in first["gateways"]]
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_run(addresses, [Way(**way) for way in first["ways"]]))
+        loop = new_gateway_loop()
+        try:
+            loop.run_until_complete(_run(addresses, [Way(**way) for way in first["ways"]]))
+        finally:
+            loop.close()
     return 0
 
 
@@ -306,7 +371,11 @@ async def _run(addresses: Sequence[GatewayAddress], ways: Sequence[Way]) -> None
 
     threading.Thread(target=read, name="commands", daemon=True).start()
     while line := await lines.get():
-        gateways.replace_ways(Way(**way) for way in json.loads(line))
+        asked = json.loads(line)
+        if asked == json.loads(CARRIED_LINE):
+            print(json.dumps([asdict(one) for one in gateways.carried()]), flush=True)
+            continue
+        gateways.replace_ways(Way(**way) for way in asked)
         print("ok", flush=True)
     await gateways.close()
 

@@ -104,10 +104,10 @@ class Sandbox(OpenedHere):
         regions: int = 0,
         round_trip_ms: float = DEFAULT_ROUND_TRIP_MS,
     ) -> None:
-        if regions and (regions % 2 == 0 or not 3 <= regions <= MAX_REGIONS):
+        if regions and not 3 <= regions <= MAX_REGIONS:
             raise CallerError(
-                f"a sandbox cannot have {regions} regions: each has one of ZooKeeper's voters, of which most must run",
-                advice=f"Take 3, or another odd number up to {MAX_REGIONS}",
+                f"a sandbox cannot have {regions} regions: most of ZooKeeper's voters must run when one is lost",
+                advice=f"Take 3, or up to {MAX_REGIONS}",
             )
         if regions and port:
             raise CallerError("with regions there are several ZooKeeper servers, whose ports cannot be chosen")

@@ -138,7 +138,7 @@ def test_a_program_is_in_a_region_by_its_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"regions": 2}, "cannot have 2 regions: each has one of ZooKeeper's voters"),
+        ({"regions": 2}, "cannot have 2 regions: most of ZooKeeper's voters"),
         ({"regions": 11}, "cannot have 11 regions"),
         ({"regions": 3, "port": 2181}, "several ZooKeeper servers"),
         ({"regions": 3, "proxies": 1}, "no proxies and no cold storage"),
@@ -151,6 +151,15 @@ def test_what_a_sandbox_with_regions_cannot_have_is_refused(
 ) -> None:
     with pytest.raises(CallerError, match=text):
         Sandbox(tmp_path, **arguments)
+
+
+@pytest.mark.parametrize(("regions", "votes"), [(3, 3), (4, 3), (5, 5), (6, 5), (9, 5)])
+def test_an_odd_number_of_servers_has_a_vote_and_the_others_observe(tmp_path: Path, regions: int, votes: int) -> None:
+    places = tuple(replace(PLACES[0], name=f"r{n}", zookeeper_port=20000 + n) for n in range(1, regions + 1))
+    made = SandboxRegions(tmp_path, replace(STATE, regions=places), 250, cast(Any, None))
+    configurations = [server._member.config() for server in made._voters.values() if server._member is not None]
+    assert ["peerType=observer" in one for one in configurations] == [n >= votes for n in range(regions)]
+    assert {one.count(":observer\n") for one in configurations} == {regions - votes}
 
 
 def test_a_directory_keeps_its_regions(tmp_path: Path) -> None:
