@@ -19,7 +19,7 @@ from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 
 EXAMPLES = ROOT / "examples"
-MAX_LINES = 106
+MAX_LINES = 108
 SAID = {
     "batch.py": (
         "1,000 records in 2 segments",
