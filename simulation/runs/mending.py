@@ -61,10 +61,10 @@ class MendingWorkload(LedgerWorkload):
         """Add the programs of other rounds, and two processes of auto-recovery."""
         super().start_programs(rng)
         for index in range(2):
-            self.add_program(f"mender{index}", self.mend)
+            self.add_program(f"mender{index}", self.replicate)
 
-    async def mend(self, client: ClientMachine) -> None:
-        """Run auto-recovery that moves copies."""
+    async def replicate(self, client: ClientMachine) -> None:
+        """Run auto-recovery that moves copies: all of a round does, for an auditor without the key checks nothing."""
         daemon = AutoRecovery(
             AutoRecoverySettings(
                 open_ledger_grace_period_ms=1_500,
