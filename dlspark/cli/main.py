@@ -24,6 +24,7 @@ from dlspark.cli import (
     bookies,
     cluster,
     cold,
+    cold_mirrors,
     cold_owners,
     cold_redactions,
     cold_restores,
@@ -301,9 +302,14 @@ pool_app.command("list")(plain_errors(namespaces.pool_list))
 pool_app.command("delete")(plain_errors(namespaces.pool_delete))
 namespace_app.add_typer(pool_app, name="allocator-pool")
 
-regions_app = typer.Typer(help="Copies over racks and regions: the price of surviving.", no_args_is_help=True)
+regions_app = typer.Typer(
+    help="Copies over racks and regions: the price of surviving, and which regions take them.", no_args_is_help=True
+)
 regions_app.command("goals")(plain_errors(regions.goals))
 regions_app.command("check")(plain_errors(regions.check))
+regions_app.command("list")(plain_errors(regions.list_regions))
+regions_app.command("disallow")(plain_errors(regions.disallow))
+regions_app.command("allow")(plain_errors(regions.allow))
 regions_app.command("move")(plain_errors(region_moves.move))
 app.add_typer(regions_app, name="regions")
 
@@ -333,6 +339,7 @@ for name, command in (
     ("verify", cold.verify),
     ("audit", cold.audit),
     ("sweep", cold.sweep),
+    ("mirror", cold_mirrors.mirror),
     ("owner", cold_owners.owner),
     ("restore", cold_restores.restore),
     ("redact", cold_redactions.redact),

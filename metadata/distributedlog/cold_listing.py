@@ -285,7 +285,8 @@ class MergedListing(SegmentListing):
     def _cold_segment(self, listed: ListedSegment, unit: ColdUnit | None) -> SegmentMetadata:
         if unit is None:
             raise SegmentVanishedError("the file that has a segment was given up", log=self.log, path=self._paths.cold)
-        return unit.segment(listed.lssn, listed=False, truncated_to=self._names.log.truncated_to)
+        about = self._names.log
+        return unit.segment(listed.lssn, listed=False, truncated_to=about.truncated_to, mirrors=about.mirrors)
 
     async def _read_hot(self, listed: ListedSegment, numbers: tuple[int, int] | None) -> SegmentMetadata:
         if numbers is None or listed.in_progress or self._names.log.deleted:
@@ -299,7 +300,8 @@ class MergedListing(SegmentListing):
         copied = unit.segments[segment.lssn - unit.first].metadata
         if copied.ledger_id != segment.ledger_id:
             return segment
-        return replace(segment, cold=unit.place(segment.lssn, listed=True), former_ledgers=copied.former_ledgers)
+        place = unit.place(segment.lssn, listed=True, mirrors=self._names.log.mirrors)
+        return replace(segment, cold=place, former_ledgers=copied.former_ledgers)
 
     async def _unit_beside(self, numbers: tuple[int, int]) -> ColdUnit | None:
         try:

@@ -4,8 +4,8 @@ in `cold_units`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 
@@ -18,6 +18,33 @@ class UnitState(str, Enum):
     """The segments are off the list, their ledgers noted for deletion: the file is the only copy."""
     COLD_DELETE_STARTED = "COLD_DELETE_STARTED"
     """The unit is hidden by truncation or retention; its file is being deleted, then its znode goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdMirror:
+    """Where may copies of a log's files lie in another region?
+
+    A copy has the file's own name below another root: names are made of ids and never used twice, so that it needs no
+    note of its own, and the store itself may fill a mirror, by its replication.
+
+    Args:
+        region: whose readers take it first.
+        root: the address that those of all copies begin with, without a slash at the end.
+        options: what readers need beside the address, as `ColdFile.options`.
+    """
+
+    region: str
+    root: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def url_of(self, url: str) -> str:
+        """Return the address that the copy of a file has here; `url` is the file's own, or that of its folder with a
+        slash at the end."""
+        return f"{self.root}/{'/'.join(url.rsplit('/', 3)[1:])}"
+
+    def same_place(self, root: str, options: Mapping[str, str]) -> bool:
+        """Return whether files of that root are these very objects: the address counts, and which server has it."""
+        return self.root == root and self.options.get("endpoint") == options.get("endpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +63,7 @@ class ColdFile:
         redacted: True where records were erased from it (`value` is then null though it was not).
         borrowed: True where the file is another log's: a log was rebuilt from it that may live beside the first one.
             Who takes a borrowed file off a log's marks leaves the file itself alone.
+        mirrors: where copies of it may be: said by the log, not by the file's mark, so it is no part of what a file is.
     """
 
     url: str
@@ -48,6 +76,18 @@ class ColdFile:
     schema_version: int | None = None
     redacted: bool = False
     borrowed: bool = False
+    mirrors: tuple[ColdMirror, ...] = field(default=(), compare=False)
+
+    def copies_in(self, mirrors: Sequence[ColdMirror]) -> tuple[ColdMirror, ...]:
+        """Return those of its log's mirrors in which copies of it may be. A borrowed file is another log's, with that
+        one's mirrors; and where a mirror has become the place for files, or was it, what lies there is the file."""
+        if self.borrowed:
+            return ()
+        return tuple(one for one in mirrors if not one.same_place(self.url.rsplit("/", 3)[0], self.options))
+
+    def mirrored(self, mirrors: tuple[ColdMirror, ...]) -> ColdFile:
+        """Return it as its log's readers know it."""
+        return replace(self, mirrors=self.copies_in(mirrors)) if mirrors else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_places import ColdMirror
 from metadata.distributedlog.cold_units import ColdLog, ColdSegment, ColdUnit, Position, parse_unit_name
 from metadata.distributedlog.log_names import LogPaths, log_not_found_error
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
@@ -146,6 +147,7 @@ def changed(
     truncated_to: Position | None = None,
     unit: int | None = None,
     deleted: bool = False,
+    mirrors: tuple[ColdMirror, ...] | None = None,
 ) -> SetData:
     """Return the part of every step that makes it come before or after any other. `unit`: the number of the first
     segment of the unit that says something else of its segments from now on."""
@@ -153,6 +155,7 @@ def changed(
         cold.value if unit is None else cold.value.unit_changed(unit),
         truncated_to=cold.value.truncated_to if truncated_to is None else truncated_to,
         deleted=deleted,
+        mirrors=cold.value.mirrors if mirrors is None else mirrors,
     )
     return SetData(paths.cold, after.encode(), cold.version)
 

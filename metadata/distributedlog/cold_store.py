@@ -33,7 +33,7 @@ from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_copies import ColdCopies
 from metadata.distributedlog.cold_deletions import DeletedLogs
 from metadata.distributedlog.cold_marks import ColdMarks, read_marks
-from metadata.distributedlog.cold_places import ColdFile, UnitState
+from metadata.distributedlog.cold_places import ColdFile, ColdMirror, UnitState
 from metadata.distributedlog.cold_steps import ColdMovedError, ColdSteps, changed, kept_error
 from metadata.distributedlog.cold_units import (
     WORKER,
@@ -327,6 +327,35 @@ class ColdStore:
 
         return await self._steps.settled(name, step)
 
+    # ---- mirrors ----------------------------------------------------------------------------------------------------
+
+    async def note_mirrors(self, name: str, mirrors: Sequence[ColdMirror]) -> tuple[ColdMirror, ...]:
+        """Note where copies of the log's files may lie from now on, before the first one is made; return all that are
+        noted. What was noted before stays, behind these: copies may be there (`forget_mirror`)."""
+        paths = await self._logs.located(name)
+
+        async def step() -> tuple[ColdMirror, ...]:
+            cold = await self._steps.fresh(name, paths)
+            former = [one for one in cold.value.mirrors if not any(_same(one, now) for now in mirrors)]
+            after = (*mirrors, *former)
+            if after != cold.value.mirrors:
+                await self._store.multi([changed(paths, cold, mirrors=after)])
+            return after
+
+        return await self._steps.settled(name, step)
+
+    async def forget_mirror(self, name: str, mirror: ColdMirror) -> None:
+        """Take a place off what is noted, in which no copy of the log's files is any more, or none that counts."""
+        paths = await self._logs.located(name)
+
+        async def step() -> None:
+            cold = await self._steps.fresh(name, paths)
+            left = tuple(one for one in cold.value.mirrors if not _same(one, mirror))
+            if left != cold.value.mirrors:
+                await self._store.multi([changed(paths, cold, mirrors=left)])
+
+        await self._steps.settled(name, step)
+
     # ---- truncation, deletion ---------------------------------------------------------------------------------------
 
     async def follow_truncation(self, name: str) -> Position:
@@ -369,7 +398,7 @@ class ColdStore:
             cold = Versioned(ColdLog.decode(found.value, paths.cold), found.version)
             if cold.value.deleted:
                 return  # the note was made in the same step
-            folders, borrowed = await self._folders(name)
+            folders, borrowed = await self._folders(name, cold.value)
             noted = DeletedLog(cold.value.log_id, name, now_ms, folders, borrowed)
             # Also without any file: its lake tables know by the note alone that the log is gone.
             await self.namespace_id()
@@ -383,9 +412,11 @@ class ColdStore:
 
         await self._steps.settled(name, step)
 
-    async def _folders(self, name: str) -> tuple[tuple[tuple[str, Mapping[str, str]], ...], tuple[str, ...]]:
+    async def _folders(
+        self, name: str, cold: ColdLog
+    ) -> tuple[tuple[tuple[str, Mapping[str, str]], ...], tuple[str, ...]]:
         """Return the folders in which a log may have objects: of files, of replaced ones, of attempts; and those in
-        which it has only borrowed some."""
+        which it has only borrowed some. Those of its mirrors come last: one that is out of reach keeps no other."""
         found: dict[str, Mapping[str, str]] = {}
         borrowed: dict[str, None] = {}
         for unit in await self.units(name):
@@ -396,7 +427,13 @@ class ColdStore:
                     found[file.url.rpartition("/")[0]] = file.options
         for attempt in await self.attempts(name):
             found[attempt.value.url.rpartition("/")[0]] = attempt.value.options
-        return tuple(found.items()), tuple(one for one in borrowed if one not in found)
+        own = f"{cold.namespace_id}/{cold.log_id}"
+        copies = [
+            (f"{mirror.root}/{own}", mirror.options)
+            for mirror in cold.mirrors
+            if not any(mirror.same_place(url.rsplit("/", 2)[0], options) for url, options in found.items())
+        ]
+        return (*found.items(), *copies), tuple(one for one in borrowed if one not in found)
 
     async def deleted_logs(self) -> list[Versioned[DeletedLog]]:
         """Return the logs that were deleted and whose files are not known to be gone."""
@@ -409,6 +446,10 @@ class ColdStore:
     async def forget_deleted(self, log: Versioned[DeletedLog]) -> None:
         """Forget a deleted log whose folders are empty, and will stay so: no upload of its may still be under way."""
         await self._deleted.forget(log)
+
+
+def _same(one: ColdMirror, other: ColdMirror) -> bool:
+    return one.same_place(other.root, other.options)
 
 
 def _parts_in(

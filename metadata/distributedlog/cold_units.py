@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-from metadata.distributedlog.cold_places import ColdFile, ColdPlace, UnitState
+from metadata.distributedlog.cold_places import ColdFile, ColdMirror, ColdPlace, UnitState
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CorruptDataError
 
@@ -102,18 +102,27 @@ class ColdUnit:
         """The name of its znode."""
         return unit_name(self.first, self.last)
 
-    def segment(self, lssn: int, *, listed: bool, truncated_to: Position = (0, 0, 0)) -> SegmentMetadata:
-        """Return one of its segments as readers' lists show it where everything below `truncated_to` is hidden."""
+    def segment(
+        self,
+        lssn: int,
+        *,
+        listed: bool,
+        truncated_to: Position = (0, 0, 0),
+        mirrors: tuple[ColdMirror, ...] = (),
+    ) -> SegmentMetadata:
+        """Return one of its segments as readers' lists show it where everything below `truncated_to` is hidden, and
+        copies of files may lie in `mirrors`."""
         one = self.segments[lssn - self.first]
         # Its file may go at any time now, whoever hid it.
         gone = self.state is UnitState.COLD_DELETE_STARTED
         shown = hidden_below(one.metadata, end_of(one.metadata) if gone else truncated_to)
-        return replace(shown, cold=self.place(lssn, listed=listed))
+        return replace(shown, cold=self.place(lssn, listed=listed, mirrors=mirrors))
 
-    def place(self, lssn: int, *, listed: bool) -> ColdPlace:
+    def place(self, lssn: int, *, listed: bool, mirrors: tuple[ColdMirror, ...] = ()) -> ColdPlace:
         """Return where one of its segments is."""
         one = self.segments[lssn - self.first]
-        return ColdPlace(self.file, self.state, one.first_row, one.rows, one.bytes, self.attempt, listed)
+        file = self.file.mirrored(mirrors) if self.file is not None else None
+        return ColdPlace(file, self.state, one.first_row, one.rows, one.bytes, self.attempt, listed)
 
     def encode(self) -> bytes:
         """Return the znode's data."""
@@ -229,6 +238,8 @@ class ColdLog:
         changes: the last of these changes, at most MAX_CHANGES: the generation that each made, and the number of its
             unit's first segment. What was read of other units stays right.
         deleted: True once the log is being deleted: its files may go at any time, so nothing in them is shown.
+        mirrors: where copies of its files may lie beside the files; noted before the first copy is made, and taken off
+            once none is left: so who deletes a file knows where else to look.
     """
 
     namespace_id: str
@@ -237,6 +248,7 @@ class ColdLog:
     generation: int = 0
     deleted: bool = False
     changes: tuple[tuple[int, int], ...] = ()
+    mirrors: tuple[ColdMirror, ...] = ()
 
     def unit_changed(self, first: int) -> ColdLog:
         """Return what is said once the unit that begins with segment `first` says something else of its segments."""
@@ -266,6 +278,8 @@ class ColdLog:
             fields["changes"] = [list(change) for change in self.changes]
         if self.deleted:
             fields["deleted"] = True
+        if self.mirrors:
+            fields["mirrors"] = [_mirror_fields(one) for one in self.mirrors]
         return _encoded(fields)
 
     @classmethod
@@ -281,6 +295,7 @@ class ColdLog:
                 generation=int(fields.get("generation", 0)),
                 deleted=bool(fields.get("deleted", False)),
                 changes=tuple((int(made), int(first)) for made, first in fields.get("changes", ())),
+                mirrors=tuple(_mirror(one) for one in fields.get("mirrors", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise _corrupt_error(data, path) from error
@@ -445,6 +460,15 @@ def _file(fields: Mapping[str, Any]) -> ColdFile:
         redacted=bool(fields.get("redacted", False)),
         borrowed=bool(fields.get("borrowed", False)),
     )
+
+
+def _mirror_fields(mirror: ColdMirror) -> dict[str, Any]:
+    fields: dict[str, Any] = {"region": mirror.region, "root": mirror.root}
+    return {**fields, **({"options": dict(mirror.options)} if mirror.options else {})}
+
+
+def _mirror(fields: Mapping[str, Any]) -> ColdMirror:
+    return ColdMirror(_text(fields["region"]), _text(fields["root"]), _options(fields.get("options", {})))
 
 
 def _options(fields: Mapping[str, Any]) -> dict[str, str]:

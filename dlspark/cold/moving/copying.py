@@ -26,6 +26,7 @@ from dlspark.core.cold.files.footer import FileIdentity
 from dlspark.core.cold.files.verifying import FileVerifier, WholeFile
 from dlspark.core.cold.files.writing import ColdFileWriter, WrittenFile
 from dlspark.core.cold.reading.file_reader import ColdFileReader, KnownParts
+from dlspark.core.cold.reading.places import FilePlaces
 from dlspark.core.services import Services
 from dlspark.errors import DamagedColdFileError
 from dlspark.objects.errors import ObjectExistsError, ObjectOutcomeUnknownError, unavailable_error
@@ -208,7 +209,7 @@ async def read_whole(store: ObjectStore, file: ColdFile) -> WholeFile:
     Raises DamagedColdFileError, and the store's errors."""
     known = KnownParts()
     try:
-        verifier = FileVerifier(await ColdFileReader(store, file, known).footer())
+        verifier = FileVerifier(await ColdFileReader(FilePlaces.only(file.url, store), file, known).footer())
     finally:
         await known.close()
     for part in verifier.parts:

@@ -211,6 +211,18 @@ class Measures:
     cold_swept: Count = _count(
         "cold_swept", "Objects and open uploads that nothing names, and that were deleted", own=True, per_log=False
     )
+    cold_mirror_reads: Count = _count(
+        "cold_mirror_reads", "Parts of cold files that were read in a mirror", own=True, per_log=False
+    )
+    cold_fall_overs: Count = _count(
+        "cold_fall_overs",
+        "Parts of cold files that the nearest place did not give, so that another one was asked",
+        own=True,
+        per_log=False,
+    )
+    cold_mirrored: Count = _count(
+        "cold_mirrored", "Files of which a copy was made in a mirror", own=True, per_log=False
+    )
     cold_findings: Gauge = _gauge(
         "cold_findings", "What the last audit of the namespace's files found wrong", own=True, per_log=False
     )

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entry_columns import EntryColumns
 from dlspark.core.cold.reading.locations import ColdLocation
+from dlspark.core.cold.reading.places import ReadsFrom
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyTruncatedError, DamagedColdFileError, SegmentNotFoundError
@@ -33,6 +34,7 @@ from dlspark.objects.errors import ObjectNotFoundError, StoreRefusedError
 from metadata.distributedlog.segment_listing import SegmentListing
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation, NoNodeError, present
+from metadata.foundation.regions import said_region
 from metadata.retry import repeat
 from storage_node.client.read_ahead import WINDOW_ENTRIES
 from storage_node.client.reader import LedgerLocation, LedgerReader
@@ -297,7 +299,7 @@ class SegmentLedger:
             if hold is None:
                 hold = self._services.shared.cold = shared().hold()
         patience_s = self._services.ledgers.settings.outage_wait_ms / 1000
-        cold = await hold.files.open(ColdLocation.of(segment), patience_s)
+        cold = await hold.files.open(ColdLocation.of(segment), patience_s, _reads_from(self._services, self._settings))
         self.segment, self._cold = segment, cold
 
     async def close(self) -> None:
@@ -313,6 +315,12 @@ def _cold_files() -> Callable[[], ColdFiles]:
     from dlspark.core.cold.reading.cold_files import shared_cold_files
 
     return shared_cold_files
+
+
+def _reads_from(services: Services, settings: Settings) -> ReadsFrom:
+    """Return from where files are read, and count it."""
+    measures = services.meter.root
+    return ReadsFrom(said_region(settings.region), measures.cold_mirror_reads.inc, measures.cold_fall_overs.inc)
 
 
 def _is_truncated(segment: SegmentMetadata) -> bool:

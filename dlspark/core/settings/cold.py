@@ -15,8 +15,8 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
 
+from dlspark.core.settings.cold_mirrors import MirrorPlace, check_server_address, parse_mirrors
 from dlspark.core.settings.log_setting import setting
 from dlspark.errors import SettingsError
 from dlspark.objects.addresses import FILE, S3, parse_root
@@ -61,6 +61,17 @@ class ColdKeys:
         "",
         "coldStorageRegion",
         "Region of the bucket; empty: as the environment says. It is recorded beside the log, for readers",
+        own=True,
+        dynamic=True,
+    )
+    cold_mirror_places: str = setting(
+        TEXT,
+        "",
+        "coldStorageMirrors",
+        "Where copies of files may lie in other regions, for readers there: `us=s3://bucket-us/dl; "
+        "asia=hdfs://host:port/dl`. Behind an address, with spaces, what its store needs: `endpoint=`, `region=` (of "
+        "the bucket), `path-style=`, `encryption-key=`, `bucket-key=`. `dlspark cold mirror` and movers fill them, or "
+        "the stores' own replication. They are recorded beside the log, for readers",
         own=True,
         dynamic=True,
     )
@@ -156,6 +167,11 @@ class ColdKeys:
         return options
 
     @property
+    def cold_mirrors(self) -> tuple[MirrorPlace, ...]:
+        """Where copies of files go, in the order given."""
+        return parse_mirrors(self.cold_mirror_places)
+
+    @property
     def cold_slot_s(self) -> float:
         """Seconds of one slot; 0 where files are not bound to slots."""
         return slot_length_s(self.cold_freshness_s) if self.cold_path else 0.0
@@ -170,8 +186,24 @@ class ColdKeys:
         ):
             self._check_cold_server(key, value, scheme not in ("", S3), "it is no S3 bucket")
         if self.cold_endpoint:
-            _check_endpoint(self.cold_endpoint)
+            check_server_address("coldStorageEndpoint", self.cold_endpoint)
+        self._check_mirrors()
         self._check_cold_times()
+
+    def _check_mirrors(self) -> None:
+        mirrors = self.cold_mirrors
+        if mirrors and not self.cold_path:
+            raise SettingsError(
+                "coldStorageMirrors is set, and coldStoragePath is not: there are no files to copy",
+                advice="Set coldStoragePath, too",
+            )
+        for mirror in mirrors:
+            if mirror.noted.same_place(self.cold_root, self.cold_options):
+                raise SettingsError(
+                    f"coldStorageMirrors: that of region {mirror.region} is the place of the files themselves, "
+                    f"coldStoragePath={self.cold_path}",
+                    advice="Leave it out: readers of a region without a mirror read there",
+                )
 
     def _check_cold_server(self, key: str, value: str, refused: bool, why: str) -> None:
         if value and refused:
@@ -232,16 +264,3 @@ def cold_root(path: str) -> str:
     except ObjectAddressError as error:
         # The value is not repeated: it may hold a password.
         raise SettingsError(f"coldStoragePath: {error.message}", advice=error.advice or _FORMS) from error
-
-
-def _check_endpoint(endpoint: str) -> None:
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
-        raise SettingsError(
-            f"coldStorageEndpoint={endpoint} is no address", advice="Give http://host:port or https://host"
-        )
-    if "@" in parts.netloc:
-        raise SettingsError(
-            "coldStorageEndpoint has a name or password before its '@', and it is stored for every reader",
-            advice="Take it out; credentials come from the environment",
-        )

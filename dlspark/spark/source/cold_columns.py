@@ -34,7 +34,7 @@ from dlspark.spark.errors import TruncatedDataLossError
 from dlspark.spark.source.partition_reader import TARGET_BATCH_BYTES, TYPES, LogPartition
 from dlspark.spark.source.planning import ColdRows, SegmentSpan
 from dlspark.spark.source.schema import ColumnNames
-from dlspark.spark.source.span_entries import PLAN_AGAIN, cold_files_hold
+from dlspark.spark.source.span_entries import PLAN_AGAIN, cold_files_hold, task_reads_from
 from metadata.foundation.errors import present
 from metadata.foundation.tasks import end_tasks
 
@@ -88,6 +88,7 @@ class _GroupFetcher(Generic[Columns]):
     def __init__(self, partition: LogPartition, columns_of: ColumnsOf[Columns]) -> None:
         self._waiting = deque(partition.spans)
         self._patience_s = partition.client_settings.outage_wait_ms / 1000
+        self._reads_from = task_reads_from(partition.client_settings)
         self._columns_of = columns_of
         self._fetching: deque[tuple[int, asyncio.Task[FetchedGroup[Columns]]]] = deque()
         self._reader: ColdFileReader | None = None
@@ -116,7 +117,7 @@ class _GroupFetcher(Generic[Columns]):
         rows = cold_rows(span)
         file = present(present(span.cold, "a span has rows of a file and does not say of which").file, "it has a file")
         if self._reader is None or self._reader.file != file:
-            self._reader = hold.files.reader(file, self._patience_s)
+            self._reader = hold.files.reader(file, self._patience_s, self._reads_from)
         reader = self._reader
         try:
             footer = await reader.footer()

@@ -23,6 +23,7 @@ from pyspark.sql.datasource import Filter
 
 from dlspark.core.cold.files.footer import Footer
 from dlspark.core.cold.reading.cold_files import ColdFilesHold, shared_cold_files
+from dlspark.core.cold.reading.places import ANYWHERE, ReadsFrom
 from dlspark.objects.errors import ObjectNotFoundError
 from dlspark.spark.source.cold_columns import gives_records, is_cut, record_columns
 from dlspark.spark.source.frame_columns import FrameColumns
@@ -71,11 +72,13 @@ class RowGroupPlanner:
     Args:
         wanted: what the query reads.
         patience_s: for how long a store is waited for that is out of reach.
+        reads_from: in which region the driver is.
     """
 
-    def __init__(self, wanted: WantedColumns, patience_s: float) -> None:
+    def __init__(self, wanted: WantedColumns, patience_s: float, reads_from: ReadsFrom = ANYWHERE) -> None:
         self._wanted = wanted
         self._patience_s = patience_s
+        self._reads_from = reads_from
         self._hold: ColdFilesHold | None = None
         self._room = asyncio.Semaphore(MAX_FOOTERS)
 
@@ -100,7 +103,7 @@ class RowGroupPlanner:
             return [span]
         try:
             async with self._room:
-                footer = await hold.files.reader(file, self._patience_s).footer()
+                footer = await hold.files.reader(file, self._patience_s, self._reads_from).footer()
         except ObjectNotFoundError:
             return [span]
         return row_group_spans(footer, span, self._wanted)

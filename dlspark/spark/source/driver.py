@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pyspark.sql.datasource import Filter
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.cold.reading.places import ReadsFrom
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.process.membership import READ_PROXIES
 from dlspark.spark.connection import Connect, announced_proxies, missing_log_error, namespace_settings, open_namespace
@@ -40,6 +41,7 @@ from metadata.distributedlog.execution_notes import ExecutionStore, Note
 from metadata.distributedlog.log_admin import LogAdmin
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.regions import said_region
 from metadata.foundation.settings import shown
 from metadata.foundation.tasks import end_tasks
 from storage_node.client.health import outlast
@@ -467,7 +469,8 @@ class SourceDriver:
         )
 
         wanted = wanted_columns(reads.frame, reads.declared, reads.hints)
-        plan = RowGroupPlanner(wanted, self.client_settings.outage_wait_ms / 1000)
+        reads_from = ReadsFrom(said_region(self.client_settings.placement.region))
+        plan = RowGroupPlanner(wanted, self.client_settings.outage_wait_ms / 1000, reads_from)
         try:
             return await plan.spans(spans)
         finally:

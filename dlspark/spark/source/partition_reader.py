@@ -36,7 +36,13 @@ from dlspark.errors import PositionGapError
 from dlspark.spark.source.frame_columns import PackedDeclaration
 from dlspark.spark.source.planning import Partition, SegmentSpan
 from dlspark.spark.source.schema import ColumnNames
-from dlspark.spark.source.span_entries import SHARED_READERS, SpanEntries, StoredEntries, cold_files_hold
+from dlspark.spark.source.span_entries import (
+    SHARED_READERS,
+    SpanEntries,
+    StoredEntries,
+    cold_files_hold,
+    task_reads_from,
+)
 from metadata.foundation.tasks import end_tasks
 from storage_node.settings.client import ClientSettings
 
@@ -139,7 +145,8 @@ def _entries_for(partition: LogPartition, runtime: Runtime) -> SpanEntries:
     if not partition.proxies:
         settings = partition.client_settings
         reader = SHARED_READERS.get(runtime, settings)
-        return StoredEntries(reader, partial(cold_files_hold, runtime), settings.outage_wait_ms / 1000)
+        hold = partial(cold_files_hold, runtime)
+        return StoredEntries(reader, hold, settings.outage_wait_ms / 1000, task_reads_from(settings))
     # Imported late: most tasks read storage nodes.
     from dlspark.spark.source.proxy_entries import SHARED_PROXIES, ProxyEntries
 

@@ -19,11 +19,13 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from dlspark.core.cold.reading.locations import ColdLocation
+from dlspark.core.cold.reading.places import ANYWHERE, ReadsFrom
 from dlspark.core.runtime import Runtime
 from dlspark.objects.errors import ObjectNotFoundError
 from dlspark.spark.errors import TruncatedDataLossError
 from dlspark.spark.source.planning import SegmentSpan
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
+from metadata.foundation.regions import region_of_task
 from storage_node.client.reader import ReplicaReader
 from storage_node.protocol.reading import MISSING
 from storage_node.settings.client import ClientSettings
@@ -56,12 +58,20 @@ class StoredEntries:
         reader: of storage nodes.
         cold: holds the stores of cold files; called where the first of them is read.
         patience_s: for how long a store is waited for that is out of reach.
+        reads_from: in which region the task is.
     """
 
-    def __init__(self, reader: ReplicaReader, cold: Callable[[], ColdFilesHold], patience_s: float = 0) -> None:
+    def __init__(
+        self,
+        reader: ReplicaReader,
+        cold: Callable[[], ColdFilesHold],
+        patience_s: float = 0,
+        reads_from: ReadsFrom = ANYWHERE,
+    ) -> None:
         self._reader = reader
         self._cold = cold
         self._patience_s = patience_s
+        self._reads_from = reads_from
 
     async def entries(self, span: SegmentSpan) -> AsyncGenerator[tuple[int, memoryview], None]:
         """Yield entries as `SpanEntries` does."""
@@ -91,7 +101,7 @@ class StoredEntries:
         self, span: SegmentSpan, location: ColdLocation, first: int
     ) -> AsyncGenerator[tuple[int, memoryview], None]:
         try:
-            ledger = await self._cold().files.open(location, self._patience_s)
+            ledger = await self._cold().files.open(location, self._patience_s, self._reads_from)
             async with aclosing(ledger.entries(first, span.last_entry)) as entries:
                 async for entry in entries:
                     yield entry.entry_id, entry.payload
@@ -184,3 +194,9 @@ _SHARED_COLD: Final = SharedByTasks(_cold_files)
 def cold_files_hold(runtime: Runtime) -> ColdFilesHold:
     """Return what holds the stores of cold files open for all tasks of this process. Called on the runtime's loop."""
     return _SHARED_COLD.get(runtime, None)
+
+
+def task_reads_from(settings: ClientSettings) -> ReadsFrom:
+    """Return from where a task of a query with these settings reads cold files: its own region, by its environment or
+    by what the driver's settings say for all."""
+    return ReadsFrom(region_of_task(settings.placement.region, os.environ) or "")

@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 from weakref import WeakKeyDictionary
 
 from dlspark.core.cold.reading.cold_ledger import ColdLedger
 from dlspark.core.cold.reading.file_reader import ColdFileReader, KnownParts
 from dlspark.core.cold.reading.locations import ColdLocation
+from dlspark.core.cold.reading.places import ANYWHERE, FilePlace, FilePlaces, KnownPlaces, ReadsFrom, order_of
 from dlspark.objects.addresses import root_of
 from dlspark.objects.opening import open_store
 from dlspark.objects.store import ObjectStore
@@ -46,6 +48,7 @@ class ColdFiles(OnOneLoop):
         self._holders = 0
         self._stores: dict[StoreKey, ObjectStore] = {}
         self._known = KnownParts()
+        self._places = KnownPlaces()
 
     def hold(self) -> ColdFilesHold:
         """Return a hold on the stores, to be closed."""
@@ -65,26 +68,34 @@ class ColdFiles(OnOneLoop):
             await self._known.close()
             await each([store.close for store in stores])
 
-    def reader(self, file: ColdFile, patience_s: float = 0) -> ColdFileReader:
-        """Return a reader of a file; `patience_s` as in `ColdFileReader`. Raises ObjectAddressError, and
-        MissingExtraError where the library of its store is not installed."""
+    def reader(self, file: ColdFile, patience_s: float = 0, reads_from: ReadsFrom = ANYWHERE) -> ColdFileReader:
+        """Return a reader of a file; `patience_s` as in `ColdFileReader`, `reads_from`: who reads it, and in which
+        region. Raises ObjectAddressError, and MissingExtraError where the library of its store is not installed."""
         self._check_loop()
-        return ColdFileReader(self._store(file), file, self._known, patience_s)
+        check(self._holders > 0, "a cold file was opened without a hold on its store", path=file.url)
+        # Its own store at once, so that a mistake shows here; those of mirrors once they are asked for anything.
+        self._store(file.url, file.options)
+        places = []
+        for one in order_of(file, reads_from.region):
+            url, options = (file.url, file.options) if one is None else (one.url_of(file.url), one.options)
+            store = partial(self._store, url, options)
+            places.append(FilePlace(one, url, options.get("endpoint", ""), store))
+        return ColdFileReader(FilePlaces(places, self._places, reads_from), file, self._known, patience_s)
 
-    async def open(self, location: ColdLocation, patience_s: float = 0) -> ColdLedger:
+    async def open(self, location: ColdLocation, patience_s: float = 0, reads_from: ReadsFrom = ANYWHERE) -> ColdLedger:
         """Return a segment's entries. Raises ObjectStoreError, DamagedColdFileError where the file is not the
         segment's, and as `reader`."""
         if location.file is None:
             return ColdLedger(location)
-        reader = self.reader(location.file, patience_s)
+        reader = self.reader(location.file, patience_s, reads_from)
         return ColdLedger(location, reader, await reader.footer())
 
-    def _store(self, file: ColdFile) -> ObjectStore:
-        check(self._holders > 0, "a cold file was opened without a hold on its store", path=file.url)
-        key = (root_of(file.url).url, tuple(sorted(file.options.items())))
+    def _store(self, url: str, options: Mapping[str, str]) -> ObjectStore:
+        check(self._holders > 0, "a cold file was read without a hold on its store", path=url)
+        key = (root_of(url).url, tuple(sorted(options.items())))
         found = self._stores.get(key)
         if found is None:
-            found = self._stores[key] = self._opener(file.url, file.options)
+            found = self._stores[key] = self._opener(url, options)
         return found
 
 

@@ -8,10 +8,13 @@ How far ahead: a look at one place costs one row group. Who goes on gets the nex
 what is on its way, as it will be in memory, reaches the window. So readers hold a bounded part of a file, whatever its
 length, and a long read keeps several requests in flight.
 
-Fault model: a request may fail, and is tried again by the store's own policy, and then for `patience_s` by this reader:
-a store that was out of reach and comes back costs time only. What comes back is checked (`files.row_groups`): damaged
-bytes are an error with their place, never data (I12). A file that is not there is the caller's to explain: only the
-log's metadata say whether it should be.
+Where the log names mirrors, each part is fetched from the nearest place that gives it, and checked before it counts
+(`places`). What is kept is kept by the file's own address: it is the same wherever it came from.
+
+Fault model: a request may fail, and is tried again by the store's own policy, at other places, and then for
+`patience_s` by this reader: a store that was out of reach and comes back costs time only. What comes back is checked
+(`files.row_groups`): damaged bytes are an error with their place, never data (I12). A file that is not there is the
+caller's to explain: only the log's metadata say whether it should be.
 """
 
 from __future__ import annotations
@@ -27,9 +30,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from dlspark.core.cold.files.digests import RecordColumns
 from dlspark.core.cold.files.footer import TAIL_BYTES, Footer
 from dlspark.core.cold.files.row_groups import decode_records, decode_row_group
+from dlspark.core.cold.reading.places import FilePlace, FilePlaces, within
 from dlspark.core.cold.reading.shared_loads import SharedLoads
+from dlspark.errors import DamagedColdFileError
 from dlspark.objects.errors import StoreUnavailableError
-from dlspark.objects.store import ObjectStore
 from metadata.distributedlog.cold_places import ColdFile
 from metadata.foundation.tasks import end_tasks
 
@@ -94,15 +98,15 @@ class ColdFileReader:
     """How is a cold file read? Made by `ColdFiles`.
 
     Args:
-        store: the opened store that has it.
+        places: where it is, and copies of it.
         file: what the log's metadata say of it.
         known: what is known of this file and others.
         patience_s: for how long a store that cannot be reached is asked again.
     """
 
-    def __init__(self, store: ObjectStore, file: ColdFile, known: KnownParts, patience_s: float = 0) -> None:
+    def __init__(self, places: FilePlaces, file: ColdFile, known: KnownParts, patience_s: float = 0) -> None:
         self.file = file
-        self._store = store
+        self._places = places
         self._known = known
         self._patience_s = patience_s
         self._footer: Footer | None = None
@@ -117,15 +121,23 @@ class ColdFileReader:
         return self._footer
 
     async def _load_footer(self) -> Footer:
+        return await self._load(self._footer_at)
+
+    async def _footer_at(self, place: FilePlace, limit_s: float | None) -> Footer:
         size = self.file.bytes
-        tail = await self._last_bytes(min(TAIL_BYTES, size))
+        tail = await self._last_bytes(place, limit_s, min(TAIL_BYTES, size))
+        # Named by its own address wherever it was read: it is the same file, and the one that metadata name.
         needed = Footer.bytes_needed(tail, size, self.file.url)
         if needed > len(tail):
-            tail = await self._last_bytes(needed)
-        return await _in_thread(partial(Footer.parse, tail, size, self.file.url))
+            tail = await self._last_bytes(place, limit_s, needed)
+        footer = await _in_thread(partial(Footer.parse, tail, size, self.file.url))
+        if place.mirror is not None and footer.digest != self.file.digest:
+            # Whole in itself, and another file: nothing but the digest tells.
+            raise DamagedColdFileError("a mirror has other records under its name", url=self.file.url)
+        return footer
 
-    async def _last_bytes(self, count: int) -> memoryview:
-        return (await self._read([(self.file.bytes - count, count)]))[0]
+    async def _last_bytes(self, place: FilePlace, limit_s: float | None, count: int) -> memoryview:
+        return (await self._fetch(place, limit_s, [(self.file.bytes - count, count)]))[0]
 
     # ------------------------------------------------------------------ one row group
 
@@ -135,8 +147,13 @@ class ColdFileReader:
 
     async def _load_records(self, index: int) -> RecordColumns:
         footer = await self.footer()
-        parts = await self._parts(footer.ranges(index, footer.record_columns(index)))
-        return await _in_thread(partial(decode_records, footer, index, parts))
+        ranges = footer.ranges(index, footer.record_columns(index))
+
+        async def at(place: FilePlace, limit_s: float | None) -> RecordColumns:
+            parts = await self._parts(place, limit_s, ranges)
+            return await _in_thread(partial(decode_records, footer, index, parts))
+
+        return await self._load(at)
 
     async def batch(self, index: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """Return columns of a row group, or all (`Footer.ranges` has how they are named). Raises ObjectStoreError,
@@ -146,8 +163,13 @@ class ColdFileReader:
 
     async def _load_columns(self, index: int, columns: Sequence[str] | None) -> pa.RecordBatch:
         footer = await self.footer()
-        parts = await self._parts(footer.ranges(index, columns))
-        return await _in_thread(partial(decode_row_group, footer, index, parts, columns))
+        ranges = footer.ranges(index, columns)
+
+        async def at(place: FilePlace, limit_s: float | None) -> pa.RecordBatch:
+            parts = await self._parts(place, limit_s, ranges)
+            return await _in_thread(partial(decode_row_group, footer, index, parts, columns))
+
+        return await self._load(at)
 
     # ------------------------------------------------------------------ row groups ahead
 
@@ -197,11 +219,19 @@ class ColdFileReader:
 
     # ------------------------------------------------------------------ requests
 
-    async def _parts(self, ranges: Sequence[tuple[int, int]]) -> dict[tuple[int, int], memoryview]:
-        return dict(zip(ranges, await self._read(ranges), strict=True))
+    async def _parts(
+        self, place: FilePlace, limit_s: float | None, ranges: Sequence[tuple[int, int]]
+    ) -> dict[tuple[int, int], memoryview]:
+        return dict(zip(ranges, await self._fetch(place, limit_s, ranges), strict=True))
 
-    async def _read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        return await self._persist(lambda: self._store.read(self.file.url, ranges))
+    async def _fetch(
+        self, place: FilePlace, limit_s: float | None, ranges: Sequence[tuple[int, int]]
+    ) -> list[memoryview]:
+        wanted = sum(length for _, length in ranges)
+        return await within(limit_s, wanted, lambda: place.store().read(place.url, ranges))
+
+    async def _load(self, load: Callable[[FilePlace, float | None], Awaitable[T]]) -> T:
+        return await self._persist(lambda: self._places.load(load))
 
     async def _persist(self, request: Callable[[], Awaitable[T]]) -> T:
         """Run a request until the store can be reached, for `patience_s` at most."""

@@ -36,7 +36,7 @@ class OwnedStream(Protocol):
 
 
 @dataclass(slots=True)
-class _FollowedStream:
+class _FollowedLog:
     since_s: float
     """When it was first seen here: a little later than it came."""
     history: deque[RequestCounts] = field(default_factory=deque)
@@ -75,7 +75,7 @@ class WriterFollower:
         self._regions: frozenset[str] = frozenset()
         self._counts: dict[str, dict[str | None, int]] = {}
         """Of the window that is under way."""
-        self._followed: dict[OwnedStream, _FollowedStream] = {}
+        self._followed: dict[OwnedStream, _FollowedLog] = {}
         self._task: asyncio.Task[None] | None = None
 
     def count(self, stream: str, region: str | None) -> None:
@@ -115,7 +115,7 @@ class WriterFollower:
         counts, self._counts = self._counts, {}
         before, now = self._followed, self._loop.time()
         # By the stream's object: one that went and came back meanwhile begins anew, as with any other owner.
-        self._followed = {one: before.get(one) or _FollowedStream(now) for one in self._owned()}
+        self._followed = {one: before.get(one) or _FollowedLog(now) for one in self._owned()}
         for stream, followed in list(self._followed.items()):
             followed.history.append(counts.get(stream.name, {}))
             while len(followed.history) > self._rules.windows:
@@ -126,7 +126,7 @@ class WriterFollower:
                 if target is not None:
                     await self._move(stream, followed, target.location, decided.reason)
 
-    async def _move(self, stream: OwnedStream, followed: _FollowedStream, target: str, reason: str) -> None:
+    async def _move(self, stream: OwnedStream, followed: _FollowedLog, target: str, reason: str) -> None:
         more = about(log=stream.name)
         followed.history.clear()  # whatever comes of it, the next try is as many windows away
         try:
