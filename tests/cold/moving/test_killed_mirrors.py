@@ -62,7 +62,7 @@ class Commands:
     def run(self, *words: str, status: int = 0) -> Any:
         done = CliRunner().invoke(app, [*words, *self._where], env={"DLSPARK_URI": self.sandbox.uri})
         assert done.exit_code == status, (words, done.output, done.exception)
-        return json.loads(done.stdout)
+        return json.loads(done.stdout) if done.stdout else done.output
 
     def write(self, name: str) -> list[bytes]:
         written = []
@@ -137,13 +137,13 @@ def test_an_erasure_says_which_mirror_has_the_record_until_none_has(commands):
     former = set(commands.us.rglob("[!.]*.parquet"))
     away = commands.us.with_name("us-not-mounted")
     commands.us.rename(away)
-    done = commands.run("cold", "redact", "people", "--dlsn", "1:1:0", "--yes", status=3)
+    done = commands.run("cold", "redact", "people", "--dlsn", "1:0:1", "--yes", status=3)
     assert done["erased"] == 1
     (left,) = done["copies_left"]
     assert "region us" in left
-    assert commands.run("cold", "redact", "people", "--dlsn", "1:1:0", "--yes", status=3)["copies_left"] == [left]
+    assert commands.run("cold", "redact", "people", "--dlsn", "1:0:1", "--yes", status=3)["copies_left"] == [left]
     away.rename(commands.us)
-    done = commands.run("cold", "redact", "people", "--dlsn", "1:1:0", "--yes", status=3)  # the newest segment is hot
+    done = commands.run("cold", "redact", "people", "--dlsn", "1:0:1", "--yes")
     assert done["copies_left"] == []
     assert len([path for path in former if not path.exists()]) == 1
     commands.run("cold", "mirror", "people")
@@ -156,7 +156,9 @@ def test_a_former_mirror_is_emptied_by_name(commands):
     commands.write("old")
     commands.run("cold", "move", "old", "--all")
     commands.run("cold", "mirror", "old")
-    assert commands.run("cold", "mirror", "old", "--drop", "us", status=1)["failed"] == ["old"]
+    assert "take it out there first" in " ".join(
+        commands.run("cold", "mirror", "old", "--drop", "us", status=1).split()
+    )
     del commands.sets["coldStorageMirrors"]
     before = len(commands.files(commands.us))
     assert commands.run("cold", "mirror", "old", "--drop", "us")["dropped"] == {"old": SEGMENTS}
