@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 
 import pytest
 import pytest_asyncio
@@ -11,7 +12,7 @@ from helpers.cold.moving_world import AT_ONCE, ROOT, MovingWorld
 from helpers.cold.places import put
 
 from dlspark.cold.moving.log_mover import REPLACED_LAG_S
-from dlspark.cold.moving.mirroring import LogMirrors, drop_mirror
+from dlspark.cold.moving.mirroring import LogMirrors, clear_replaced, drop_mirror
 from dlspark.cold.moving.owning import is_owner_mark
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.cold.moving.sweeping import sweep_deleted_log, sweep_log
@@ -120,7 +121,10 @@ async def truncated(world, namespace):
 
 
 def erasure(world, namespace):
-    return LogErasure(namespace.services, namespace.settings, "log", opener=world.open_store)
+    stores = MoverStores(world.open_store)
+    world._movers.append(stores)
+    clear = partial(clear_replaced, namespace.services, ColdStore(namespace.services.logs), stores, "log")
+    return LogErasure(namespace.services, namespace.settings, "log", opener=world.open_store, clear_copies=clear)
 
 
 async def noted(namespace):
