@@ -23,6 +23,7 @@ from benchmarks.kafka_systems import KafkaLogs
 from benchmarks.logs import LogBenchmark
 from benchmarks.machine import header
 from benchmarks.object_server import object_server, server_program
+from benchmarks.regions import RegionBenchmark
 from benchmarks.results import Row, as_json, compare, table
 from benchmarks.serving import ServingBenchmark
 from benchmarks.serving_scale import ScaleBenchmark
@@ -30,7 +31,7 @@ from benchmarks.storage import StorageBenchmark
 from benchmarks.takeovers import TakeOverBenchmark
 from dlspark.testing.java_process import OutOfReachError, class_path_of
 
-SECTIONS = ("codec", "storage", "logs", "serving", "spark", "tables", "cold", "java", "kafka")
+SECTIONS = ("codec", "storage", "logs", "serving", "spark", "tables", "cold", "regions", "java", "kafka")
 NEEDED_BYTES = 30 << 30
 """Three replicas of everything that is written, and the journals; nothing is collected meanwhile."""
 
@@ -74,7 +75,7 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
     benchmarks: list[Benchmark] = []
     if "codec" in sections:
         benchmarks.append(CodecBenchmark())
-    if set(sections) - {"codec"}:
+    if set(sections) - {"codec", "regions"}:
         cluster = stack.enter_context(Cluster(directory / "cluster"))
     if "storage" in sections:
         benchmarks.append(StorageBenchmark(cluster, directory))
@@ -90,6 +91,8 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
         else:
             server = stack.enter_context(object_server(directory / "objects"))
         benchmarks.append(ColdBenchmark(cluster, directory, server))
+    if "regions" in sections:
+        benchmarks.append(RegionBenchmark(directory, stack))
     if {"spark", "tables", "cold", "kafka"} & set(sections):
         benchmarks += _spark_benchmarks(sections, cluster, directory, stack)
     if "java" in sections:

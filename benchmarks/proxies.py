@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -43,21 +44,28 @@ class ProxyProcess:
 
 @contextmanager
 def write_proxy(
-    uri: str, directory: Path, *, grpc_port: int = GRPC_OFF, shard: int = -1, hands_over: bool = True
+    uri: str,
+    directory: Path,
+    *,
+    grpc_port: int = GRPC_OFF,
+    shard: int = -1,
+    hands_over: bool = True,
+    host: str = LOCAL,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[ProxyProcess]:
     """Start a write proxy with default settings, which has ended when the block is left. Unless it `hands_over` it is
     killed then: other proxies would open all its logs while other rows are measured. One client is all clients here, so
-    it may begin any number of producers.
+    it may begin any number of producers. `environment` is added to what it inherits.
     """
     values = {
-        "server_host": LOCAL,
-        "server_advertised_host": LOCAL,
+        "server_host": host,
+        "server_advertised_host": host,
         "server_producers_per_client": 0,
         "zkSessionTimeoutSeconds": 4,
     }
     options = (f"--grpc-port={grpc_port}", f"--shard={shard}", "--port=0", *_settings(values))
-    with _serving("dlspark.serving.write_proxy", uri, options, directory) as (location, pid):
-        grpc = f"{LOCAL}:{grpc_port}" if grpc_port != GRPC_OFF else None
+    with _serving("dlspark.serving.write_proxy", uri, options, directory, environment) as (location, pid):
+        grpc = f"{host}:{grpc_port}" if grpc_port != GRPC_OFF else None
         yield ProxyProcess(location.split(";")[-1], location, grpc, pid)
         if not hands_over:
             os.kill(pid, signal.SIGKILL)
@@ -76,7 +84,13 @@ def _settings(values: Mapping[str, object]) -> tuple[str, ...]:
 
 
 @contextmanager
-def _serving(module: str, uri: str, options: Sequence[str], directory: Path) -> Iterator[tuple[str, int]]:
+def _serving(
+    module: str,
+    uri: str,
+    options: Sequence[str],
+    directory: Path,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[tuple[str, int]]:
     """Yield the location of a proxy that runs, and its process."""
     arguments = [sys.executable, "-m", module, f"--uri={uri}", *options]
     with (directory / "proxies.log").open("ab") as log:
@@ -85,7 +99,7 @@ def _serving(module: str, uri: str, options: Sequence[str], directory: Path) -> 
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            env=child_environment(),
+            env=child_environment() | dict(environment),
         )
     try:
         output = process.stdout

@@ -19,7 +19,7 @@ from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 
 EXAMPLES = ROOT / "examples"
-MAX_LINES = 60
+MAX_LINES = 108
 SAID = {
     "batch.py": (
         "1,000 records in 2 segments",
@@ -37,6 +37,26 @@ SAID = {
     ),
     "sql.py": ("|   800|", "|order 799|", "|      2|completed|    250|     2:0:0|  2:0:249|", "|   500|"),
     "async_io.py": ("stored from 1:0:0 to 1:", "one reader has read 2,000", "another reader has read 2,000"),
+    "consumer_group.py": (
+        "all are at work, on the partitions of",
+        "bob was killed, and the partitions are those of ['",
+        "tasks in each partition, and each was done once: {",
+    ),
+    "log_as_file.py": (
+        "the first writer ended with -9",
+        "the tail got b'LH400,13\\nBA9,0\\nIB6251,44\\n'",
+        "from byte 52 on: b'44\\n'",
+        "minutes by pyarrow and pandas: 133",
+    ),
+    "state_machine.py": (
+        " leads, and is killed behind command 150: -9",
+        "one has applied all before ",
+        " of 300 commands",
+    ),
+    "map_reduce.py": (
+        "4 mappers, one a segment; 1 was killed, and its part done again",
+        "36,000 words, as counted without Spark: True",
+    ),
     "metrics.py": ("read: 500", 'log_writer_write_count{success="true"} 500.0'),
     "pulsar_ledgers.py": ("4 nodes below /ledgers", "0 topic(s) of brokers"),
 }

@@ -37,6 +37,7 @@ from dlspark.cli import (
     namespaces,
     pipes,
     proxies,
+    region_moves,
     regions,
     sandbox,
     schema_samples,
@@ -301,9 +302,15 @@ pool_app.command("list")(plain_errors(namespaces.pool_list))
 pool_app.command("delete")(plain_errors(namespaces.pool_delete))
 namespace_app.add_typer(pool_app, name="allocator-pool")
 
-regions_app = typer.Typer(help="Copies over racks and regions: the price of surviving.", no_args_is_help=True)
+regions_app = typer.Typer(
+    help="Copies over racks and regions: the price of surviving, and which regions take them.", no_args_is_help=True
+)
 regions_app.command("goals")(plain_errors(regions.goals))
 regions_app.command("check")(plain_errors(regions.check))
+regions_app.command("list")(plain_errors(regions.list_regions))
+regions_app.command("disallow")(plain_errors(regions.disallow))
+regions_app.command("allow")(plain_errors(regions.allow))
+regions_app.command("move")(plain_errors(region_moves.move))
 app.add_typer(regions_app, name="regions")
 
 sink_app = typer.Typer(help="Spark's sinks: what they have published, what failed attempts left.", no_args_is_help=True)

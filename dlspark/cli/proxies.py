@@ -116,7 +116,7 @@ async def list_proxies(at: At) -> None:
     from dlspark.serving.write_proxy.tier.administration import survey
     from metadata.store import join
 
-    async with _tier(at) as (namespace, peers, members):
+    async with write_tier(at) as (namespace, peers, members):
         reports = await survey(peers, members)
         readers = await read_members(namespace.store, join(namespace.uri.path, READ_PROXIES))
     foreign = [one for one in members if one.frames is None]
@@ -124,13 +124,13 @@ async def list_proxies(at: At) -> None:
     rows += [_member(one, "write") | {"error": "it speaks no frames"} for one in foreign]
     rows += [_member(one, "read") for one in readers]
     described = [row for row in rows if isinstance(row, dict)]
-    columns = [key for key in _COLUMNS if key != "error" or any(row.get(key) for row in described)]
+    columns = [key for key in _COLUMNS if key not in ("region", "error") or any(row.get(key) for row in described)]
     cells = [[row.get(key) for key in columns] for row in described]
     at.result({"proxies": rows}, table(*columns, rows=cells))
     exit_with(attention=any(one.status is None for one in reports))
 
 
-_COLUMNS = ("kind", "shard", "address", "status", "streams", "region", "grpc", "stats", "error")
+_COLUMNS = ("kind", "shard", "address", "region", "status", "streams", "region_id", "grpc", "stats", "error")
 
 
 def _member(member: ProxyMember, kind: str) -> dict[str, Json]:
@@ -139,6 +139,7 @@ def _member(member: ProxyMember, kind: str) -> dict[str, Json]:
         "shard": member.shard if member.shard >= 0 else None,
         "address": str(member.endpoint),
         "location": member.location,
+        "region": member.region,
         "grpc": str(member.grpc) if member.grpc is not None else None,
         "stats": str(member.stats) if member.stats is not None else None,
     }
@@ -148,7 +149,7 @@ def _described(report: ProxyReport) -> dict[str, Json]:
     return _member(report.member, "write") | {
         "status": report.status.name if report.status is not None else None,
         "streams": len(report.streams) if report.status is not None else None,
-        "region": report.region,
+        "region_id": report.region_id,
         "error": report.error,
     }
 
@@ -158,7 +159,7 @@ async def owners(at: At, pattern: RegexOption = None) -> None:
     """List streams and the write proxies that own them, as these say themselves."""
     from dlspark.serving.write_proxy.tier.administration import survey
 
-    async with _tier(at) as (_, peers, members):
+    async with write_tier(at) as (_, peers, members):
         reports = await survey(peers, members, pattern)
     owned = sorted((stream, one.location) for one in reports for stream in one.streams)
     silent = {one.location: one.error for one in reports if one.status is None}
@@ -183,7 +184,7 @@ async def move(
     from dlspark.serving.write_proxy.tier.administration import member_named, owner_of
     from dlspark.serving.write_proxy.tier.administration import move as move_stream
 
-    async with _tier(at) as (_, peers, members):
+    async with write_tier(at) as (_, peers, members):
         to = member_named(members, target).location
         source = await move_stream(peers, await owner_of(peers, members, stream), stream, to)
     moved = source != to
@@ -202,7 +203,7 @@ async def drain(
     from dlspark.serving.write_proxy.tier.administration import accept_streams, distribution_of, member_named, survey
     from dlspark.serving.write_proxy.tier.balancing import ClusterBalance
 
-    async with _tier(at) as (_, peers, members):
+    async with write_tier(at) as (_, peers, members):
         member = member_named(members, proxy)
         if not undo and len(members) < 2:
             raise CallerError(f"{member.location} is the only proxy; nothing was done", advice="Start another first")
@@ -238,7 +239,8 @@ async def balance(
     ] = 0.0,
     rate: RateOption = 0.0,
     regions: Annotated[
-        str | None, typer.Option("--regions", metavar="A,B", help="Between the proxies of two regions.")
+        str | None,
+        typer.Option("--regions", metavar="A,B", help="Between the proxies of two regions, by their names or numbers."),
     ] = None,
     source: Annotated[
         str | None, typer.Option("--source", help="Empty this proxy or, with --regions, this region, into the others.")
@@ -248,7 +250,7 @@ async def balance(
     """Balance the streams of the write proxies: those that have more than the average hand some over."""
     from dlspark.serving.write_proxy.tier.administration import survey
 
-    async with _tier(at) as (namespace, peers, members):
+    async with write_tier(at) as (namespace, peers, members):
         reports = await survey(peers, members)
         loads = await _loads(namespace) if by is BalanceMeasure.LOAD else None
         rules = (water_mark, tolerance)
@@ -305,7 +307,8 @@ def _between_regions(
         raise CallerError(f"--regions {regions} does not name two regions", advice="Write --regions A,B")
     if source is not None and source not in names:
         raise CallerError(f"{source} is neither of the regions {names[0]} and {names[1]}")
-    sides = [distribution_of([one for one in _taking(reports) if one.region == name]) for name in names]
+    taking = _taking(reports)
+    sides = [distribution_of([one for one in taking if name in (one.region, one.region_id)]) for name in names]
     for name, side in zip(names, sides, strict=True):
         if not side:
             raise CallerError(f"no proxy of region {name} takes streams", advice="dlspark proxy list shows them")
@@ -349,7 +352,7 @@ def _shown(step: StreamMove) -> str:
 
 
 @asynccontextmanager
-async def _tier(at: At) -> AsyncIterator[tuple[AsyncNamespace, ProxyPeers, tuple[ProxyMember, ...]]]:
+async def write_tier(at: At) -> AsyncIterator[tuple[AsyncNamespace, ProxyPeers, tuple[ProxyMember, ...]]]:
     """Open the namespace, connections to proxies, and find the write proxies. Raises CallerError where there
     are none.
     """

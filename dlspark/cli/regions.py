@@ -1,4 +1,5 @@
-"""`dlspark regions ...`: what it costs to survive the loss of a node, a rack or a region, and which ledgers would."""
+"""`dlspark regions ...`: what it costs to survive the loss of a node, a rack or a region, which ledgers would, which
+regions there are, and which of them take copies."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from metadata.foundation.plurals import counted
 from metadata.foundation.regions import region_names
 
 if TYPE_CHECKING:
+    from dlspark.core.administration.regions import ClusterRegions
+    from dlspark.core.namespace import AsyncNamespace
     from dlspark.core.settings.survival import SurvivalPlan
+    from metadata.bookkeeper.topology import TopologyStore
+    from storage_node.settings.placement import PlacementSettings
+
+RegionArgument = Annotated[str, typer.Argument(metavar="REGION", help="The region's name.")]
 
 
 def _plans(regions: tuple[str, ...]) -> list[tuple[str, SurvivalPlan]]:
@@ -85,3 +92,169 @@ async def check(at: At) -> None:
         text.append(f"{counted(report.unreadable, 'ledger')} could not be read")
     at.result(result, text)
     exit_with(attention=bool(report.not_adhering or report.unreadable))
+
+
+# ---------------------------------------------------------------------- which regions there are
+
+
+@over_namespace
+async def list_regions(at: At) -> None:
+    """Show the regions of the namespace's cluster, which of them get new copies, and where each storage node is."""
+    async with at.open() as namespace:
+        found, _ = await _regions_of(namespace)
+        notes = _notes(found, namespace.ledgers.settings.placement)
+    regions: list[Json] = [
+        {
+            "region": name,
+            "new_copies": name in found.open,
+            "disallowed": name in found.disallowed,
+            "switched_off": name in found.switched_off,
+            **_counts(found, name),
+        }
+        for name in found.names
+    ]
+    nodes: list[Json] = [
+        {
+            "node": node.bookie_id,
+            "region": node.region,
+            "location": node.location,
+            "announced": node.announced,
+            "state": node.state.value,
+        }
+        for node in found.nodes
+    ]
+    rows = [(name, _new_copies(found, name), *_counts(found, name).values()) for name in found.names]
+    text = list(table("region", "new copies", "nodes", "writable", "read-only", "not registered", rows=rows).lines())
+    where = sorted(found.nodes, key=lambda node: (node.region is None, node.region or "", node.bookie_id))
+    cells = [(node.region, node.bookie_id, node.location or node.announced, node.state.value) for node in where]
+    text += ["", *table("region", "node", "location", "state", rows=cells).lines(), *notes]
+    at.result({"regions": regions, "nodes": nodes, "notes": notes}, text)
+
+
+@over_namespace
+async def disallow(at: At, region: RegionArgument) -> None:
+    """Have no new copies placed in a region: of no new ledger, and of none that is repaired. What is there stays. Exits
+    with 3 where these settings then ask for more regions than are left."""
+    from dlspark.core.administration.regions import close_region
+
+    async with at.open() as namespace:
+        found, topology = await _regions_of(namespace)
+        changed = await close_region(topology, found, region)
+        left = [name for name in found.open if name != region]
+        placement = namespace.ledgers.settings.placement
+    result: dict[str, Json] = {"region": region, "disallowed": True, "changed": changed, "left": left}
+    text = [f"{region} was disallowed already; nothing was changed"]
+    if changed:
+        nodes = counted(len(found.of(region)), "storage node keeps", "storage nodes keep")
+        text = [
+            f"{region} gets no new copies from now on; its {nodes} what they have, and segments that are being written "
+            "stay there until they end",
+            f"New copies go to {', '.join(left)}. To undo it: dlspark regions allow {region}",
+        ]
+    if placement.policy != "regionaware":
+        text.append(_PLACED_OTHERWISE.format(placement.ensemble_placement_policy))
+    minimum = placement.repp_minimum_regions_for_durability
+    demanded = bool(placement.regions_to_write or placement.enforce_min_num_fault_domains_for_write)
+    too_few = placement.policy == "regionaware" and demanded and len(left) < minimum
+    if too_few:
+        text.append(
+            f"These settings ask for copies in {minimum} regions, and {counted(len(left), 'region is', 'regions are')} "
+            "left: until one more is allowed no ledger is made by them, and no segment begins"
+        )
+    at.result(result, text)
+    exit_with(attention=too_few)
+
+
+@over_namespace
+async def allow(at: At, region: RegionArgument) -> None:
+    """Have copies placed in a region again that was disallowed."""
+    from dlspark.core.administration.regions import open_region
+
+    async with at.open() as namespace:
+        found, topology = await _regions_of(namespace)
+        changed = await open_region(topology, found, region)
+    text = [f"{region} was not disallowed; nothing was changed"]
+    if changed:
+        text = [
+            f"{region} gets new copies again. Ledgers that were made or repaired meanwhile lie elsewhere: "
+            "dlspark regions check judges them"
+        ]
+    if region in found.switched_off:
+        text.append(f"A feature switch of these settings closes {region} as well: {_SWITCH.format(region)}")
+    at.result({"region": region, "disallowed": False, "changed": changed}, text)
+
+
+_SWITCH = "bkc.{}.disallow_bookie_placement"
+_PLACED_OTHERWISE = (
+    "These settings place without regard to regions (ensemblePlacementPolicy={}): writers that have them go on as "
+    "before"
+)
+
+
+async def _regions_of(namespace: AsyncNamespace) -> tuple[ClusterRegions, TopologyStore]:
+    """Return the regions of the namespace's cluster as its settings have them, and where regions are closed."""
+    from dlspark.core.administration.regions import cluster_regions
+    from dlspark.core.dynamic.features import BKC_SCOPE
+    from metadata.foundation.errors import InvariantViolation
+
+    client = namespace.ledgers
+    placement = client.settings.placement
+    if client.topology is None:
+        raise InvariantViolation("the namespace was opened without the topology of its cluster")
+    switches = namespace.services.features.scope(BKC_SCOPE)
+    feature = placement.repp_disallow_bookie_placement_in_region_feature_name
+
+    def is_off(region: str) -> bool:
+        return bool(feature) and switches.scope(region).feature(feature).is_available()
+
+    return await cluster_regions(client.bookies, client.topology, placement, is_off), client.topology
+
+
+def _new_copies(found: ClusterRegions, region: str) -> str:
+    """Return whether a region gets new copies, and why not."""
+    if region in found.disallowed:
+        return "no: disallowed"
+    if region in found.switched_off:
+        return "no: a switch"
+    return "yes" if region in found.open else "no: none writable"
+
+
+def _counts(found: ClusterRegions, region: str) -> dict[str, int]:
+    """Return how many nodes a region has, and in which state."""
+    from dlspark.core.administration.cluster import NodeState
+
+    nodes = found.of(region)
+    by_state = {state: sum(node.state is state for node in nodes) for state in NodeState}
+    return {
+        "nodes": len(nodes),
+        "writable": by_state[NodeState.WRITABLE],
+        "read_only": by_state[NodeState.READ_ONLY],
+        "not_registered": by_state[NodeState.MISSING],
+    }
+
+
+def _notes(found: ClusterRegions, placement: PlacementSettings) -> list[str]:
+    """Return what an operator should know of how these regions were found."""
+    notes: list[str] = []
+    placeless = found.of(None)
+    if placeless:
+        having = (
+            "storage node has no region and gets" if len(placeless) == 1 else "storage nodes have no region and get"
+        )
+        notes.append(
+            f"{len(placeless)} {having} no copies by a placement over regions: set networkLocation=/region/rack in "
+            "the node's file and restart it, or have a script or the hosts' names say it"
+        )
+    if placement.resolver != "announced":
+        differing = [node for node in found.nodes if node.announced is not None and node.announced != node.location]
+        if differing:
+            which = counted(len(differing), "storage node announces", "storage nodes announce")
+            notes.append(
+                f"{which} another location than these settings find; to place by what nodes announce: "
+                "bkEnsemblePlacementDnsResolverClass=announced"
+            )
+    if placement.policy != "regionaware" and found.disallowed:
+        notes.append(_PLACED_OTHERWISE.format(placement.ensemble_placement_policy))
+    if found.error is not None:
+        notes.append(f"Where storage nodes are could not be found: {found.error}")
+    return notes

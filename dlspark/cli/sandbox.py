@@ -54,7 +54,7 @@ def start(
         typer.Option("--cold", help="Folder for cold storage: completed segments are moved there by a mover."),
     ] = None,
     regions: Annotated[
-        int, typer.Option(help="Regions, an odd number from 3 on, each with one of ZooKeeper's servers.", min=0, max=9)
+        int, typer.Option(help="Regions, from 3 on, each with one of ZooKeeper's servers.", min=0, max=9)
     ] = 0,
     rtt: Annotated[
         str, typer.Option(help="Round trip between two regions.", metavar="TIME")

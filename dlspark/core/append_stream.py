@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 from dlspark.core.codec.dlsn import DLSN
@@ -23,6 +24,21 @@ from metadata.foundation.opened_here import OpenedHere
 MAX_PENDING_APPENDS = 10_000
 """How many appends may be under way; one more waits for all of them."""
 _RECORDS_AT_ONCE = 100
+
+
+async def committed_length(log: LogPositions) -> int:
+    """Return the length of the stream of bytes that a log is, as far as readers may see it.
+
+    Raises LogEmptyError for a sealed stream of which all was truncated, LogNotFoundError.
+    """
+    try:
+        return await log.last_txid()
+    except LogEmptyError:
+        # Where all was truncated, the log's highest id is still the stream's length; but a seal has an id of its own.
+        lengths = [segment.last_txid for segment in await log.segments() if not segment.in_progress]
+        if MAX_TXID in lengths:
+            raise
+        return max([0, *lengths])
 
 
 class AsyncAppendStream(OpenedHere):
@@ -122,11 +138,13 @@ class AsyncAppendReader(OpenedHere):
     `AsyncLog.open_append_reader` returns it. At the end `read` returns no bytes; read again for more.
     """
 
-    def __init__(self, reader: AsyncLogReader, position: int) -> None:
-        """Begin where `reader` does: at the first record whose transaction id is not below `position`."""
+    def __init__(self, reader: AsyncLogReader, position: int, length: Callable[[], Awaitable[int]]) -> None:
+        """Begin where `reader` does: at the first record whose transaction id is not below `position`; `length` finds
+        the stream's."""
         self.position = position
         """The next byte to read."""
         self._reader = reader
+        self._length = length
         self._records: deque[LogRecord] = deque()
         self._rest = memoryview(b"")
         self._begun = False
@@ -211,6 +229,13 @@ class AsyncAppendReader(OpenedHere):
             )
         await self._go_to(position)
         return position
+
+    async def length(self) -> int:
+        """Return how many bytes are committed, truncated ones included: where `seek` has to go to read only what comes.
+
+        Raises LogEmptyError where the stream was sealed and all of it truncated: nothing tells its length any more.
+        """
+        return await self._length()
 
     async def _go_to(self, position: int) -> None:
         self._astray = True

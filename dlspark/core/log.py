@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Literal, overload
 
 import pyarrow as pa
 
-from dlspark.core.append_stream import AsyncAppendReader, AsyncAppendStream
+from dlspark.core.append_stream import AsyncAppendReader, AsyncAppendStream, committed_length
 from dlspark.core.codec.dlsn import DLSN, DLSNRange
 from dlspark.core.display.picture import Unit
 from dlspark.core.display.status import LogPicture, LogStatus, log_picture, log_status
@@ -198,7 +199,7 @@ class AsyncLog(OnOneLoop, LogPositions):
     async def open_append_reader(self, position: int = 0) -> AsyncAppendReader:
         """Return the log as a stream of bytes (`open_append_stream`), from a byte on. Raises LogNotFoundError."""
         reader = await self.open_reader(position)
-        return AsyncAppendReader(reader, position)
+        return AsyncAppendReader(reader, position, partial(committed_length, self))
 
     async def _adopt(self, opened: AsyncLogWriter | AsyncLogReader) -> None:
         """Take over what took time to open. Settings may have changed meanwhile; or this handle was closed, and would

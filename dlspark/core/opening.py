@@ -23,6 +23,7 @@ from dlspark.core.settings.settings import Settings
 from dlspark.errors import SettingsError
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.topology import TopologyStore
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.log_folders import FederatedFolders
 from metadata.distributedlog.logs import LogStore
@@ -101,14 +102,17 @@ def _ledger_client(
 ) -> tuple[LedgerStore, LedgerClient]:
     ledgers = LedgerStore(store, binding.ledgers_path, rng=edges.rng)
     bookies = BookieRegistry(store, binding.ledgers_path)
-    bookies.keep_lists()  # Every segment's ensemble is chosen from them.
+    bookies.keep_lists()  # Every segment's ensemble is chosen from them,
+    topology = TopologyStore(store, binding.ledgers_path)
+    topology.keep()  # by where they are.
     client = LedgerClient(
         ledgers,
         bookies,
         settings=_client_settings(edges, settings),
         network=edges.network,
         rng=edges.rng,
-        regions=RegionSwitches(is_on=partial(_is_on, features.scope(BKC_SCOPE))),
+        regions=RegionSwitches(topology.disallowed_regions, partial(_is_on, features.scope(BKC_SCOPE))),
+        topology=topology,
         ensemble_change_disabled=features.scope(BKC_SCOPE).feature(DISABLE_ENSEMBLE_CHANGE).is_available,
     )
     return ledgers, client

@@ -11,8 +11,9 @@ The answer to a connection attempt takes a round trip, and does not come while a
 network that drops packets. A connection's end and its reset take the way of its bytes, and wait behind a cut as well.
 
     python -m dlspark.sandbox.gateways    the first line of standard input says the regions; prints "ready"; each
-                                          further line replaces ways, and "ok" answers it once that holds; ends with
-                                          its standard input
+                                          further line replaces ways, and "ok" answers it once that holds, or asks
+                                          what was carried (`CARRIED_LINE`), and is answered; ends with its standard
+                                          input
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ import asyncio
 import contextlib
 import json
 import random
+import select
+import selectors
 import signal
 import socket
 import struct
 import sys
 import threading
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -36,6 +40,10 @@ from metadata.foundation.socks import ANSWER, CONNECT, GRANTED, REFUSED, REQUEST
 from metadata.foundation.tasks import end_tasks
 
 CHUNK_BYTES: Final = 128 << 10
+GIVEN_UP_CHECK_S: Final = 1.0
+"""How often it is looked whether the client of an unanswered attempt is still there: until a cut is healed the attempts
+of an hour would otherwise hold two sockets each."""
+CARRIED_LINE: Final = json.dumps("carried")
 _LONGEST_NAME: Final = 512
 _NOTHING: Final = b"\0\0\0\0"
 
@@ -47,6 +55,17 @@ class GatewayAddress:
     region: str
     host: str
     port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """How many bytes did one region send another one over connections to a server, in whichever of the two it is?"""
+
+    source: str
+    target: str
+    server: str
+    """Its `host:port`."""
+    count: int
 
 
 class Gateways:
@@ -75,6 +94,7 @@ class Gateways:
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._carried: Counter[tuple[str, str, str]] = Counter()
         self.replace_ways(ways)
 
     @property
@@ -129,6 +149,16 @@ class Gateways:
         """Return how long what goes now takes."""
         return self.way(source, target).passage_s(self._rng)
 
+    def count(self, source: str, target: str, server: str, size: int) -> None:
+        """Note that bytes were sent from one region to another; within a region nothing is noted."""
+        if source != target:
+            self._carried[source, target, server] += size
+
+    def carried(self) -> list[Carried]:
+        """Return what was sent between regions since the start, for each direction and server. What the gateways say to
+        their clients is not counted, nor what the network below adds (heads of packets)."""
+        return [Carried(*key, count) for key, count in sorted(self._carried.items())]
+
     # ------------------------------------------------------------------------------------ one connection
 
     def _accept(self, region: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -145,9 +175,11 @@ class Gateways:
             host, port = asked
             there = self._region_of.get(host, region)
             await asyncio.sleep(self.passage_s(region, there))
-            await self.until_open(region, there)
-            if reader.at_eof():
-                return  # given up while the way was closed
+            while not self.way(region, there).opened:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self.until_open(region, there), GIVEN_UP_CHECK_S)
+                if _given_up(reader):
+                    return
             try:
                 far_reader, far = await asyncio.open_connection(host, port, limit=CHUNK_BYTES)
             except OSError:
@@ -156,10 +188,11 @@ class Gateways:
                 back.put(b"")
                 await back.give()
                 return
-            out = _Direction(self, region, there, far, self._capacity)
-            back = _Direction(self, there, region, writer, self._capacity)
+            server = f"{host}:{port}"
+            out = _Direction(self, region, there, far, self._capacity, server)
+            back = _Direction(self, there, region, writer, self._capacity, server)
             back.put(ANSWER.pack(0, GRANTED, 0, _NOTHING))
-            await _all(out.take(reader), out.give(), back.take(far_reader), back.give())
+            await _all(out.take(reader), out.give(), back.take(far_reader), back.give(), back.until_answered(reader))
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # gone before there was anything to carry, or it speaks something else
         finally:
@@ -172,9 +205,16 @@ class _Direction:
     """One direction of one connection."""
 
     def __init__(
-        self, gateways: Gateways, source: str, target: str, writer: asyncio.StreamWriter, capacity_bytes: int
+        self,
+        gateways: Gateways,
+        source: str,
+        target: str,
+        writer: asyncio.StreamWriter,
+        capacity_bytes: int,
+        server: str = "",
     ) -> None:
         self._gateways = gateways
+        self._server = server
         self._ends = source, target
         self._writer = writer
         writer.transport.set_write_buffer_limits(high=0)  # `drain` returns when the socket has it all
@@ -182,6 +222,8 @@ class _Direction:
         self._loop = asyncio.get_running_loop()
         self._moved = asyncio.Event()
         """Set when a chunk went in or out."""
+        self._given = asyncio.Event()
+        """Set when the first one went out."""
 
     def put(self, chunk: bytes | None) -> None:
         """Let a chunk go in now."""
@@ -197,6 +239,8 @@ class _Direction:
                 chunk: bytes | None = await reader.read(CHUNK_BYTES)
             except OSError:
                 chunk = None
+            if chunk:
+                self._gateways.count(*self._ends, self._server, len(chunk))
             self.put(chunk)
             if not chunk:
                 return
@@ -236,11 +280,46 @@ class _Direction:
         await self._gateways.until_open(*self._ends)
         chunk = self._line.take()
         self._moved.set()
+        self._given.set()
         return chunk
+
+    async def until_answered(self, reader: asyncio.StreamReader) -> None:
+        """Wait until the answer has gone out. Raises ConnectionAbortedError where the client, from whom `reader` reads,
+        has given up before: it has no connection yet of which this could be a half."""
+        while not self._given.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._given.wait(), GIVEN_UP_CHECK_S)
+                return
+            if _given_up(reader):
+                raise ConnectionAbortedError
 
     async def _wait(self) -> None:
         self._moved.clear()
         await self._moved.wait()
+
+
+if sys.platform == "linux":
+
+    class _PreciseSelector(selectors.EpollSelector):
+        """Wakes up when a timer is due, and not up to a millisecond later: epoll counts whole ones, and a round trip
+        through a gateway waits for two timers."""
+
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            if timeout is not None and timeout > 0:
+                # The epoll's own descriptor is readable when one of those in it is ready.
+                select.select([self.fileno()], (), (), timeout)
+                timeout = 0
+            return super().select(timeout)
+
+    def new_gateway_loop() -> asyncio.AbstractEventLoop:
+        """Return a loop whose timers are as exact as the system's."""
+        return asyncio.SelectorEventLoop(_PreciseSelector())
+
+else:  # kqueue, elsewhere, counts nanoseconds
+
+    def new_gateway_loop() -> asyncio.AbstractEventLoop:
+        """Return a loop whose timers are as exact as the system's."""
+        return asyncio.SelectorEventLoop()
 
 
 async def _all(*parts: Coroutine[object, object, None]) -> None:
@@ -250,6 +329,11 @@ async def _all(*parts: Coroutine[object, object, None]) -> None:
         await asyncio.gather(*tasks)
     finally:
         await end_tasks(tasks)
+
+
+def _given_up(reader: asyncio.StreamReader) -> bool:
+    """Return whether a client has ended its connection."""
+    return reader.at_eof() or reader.exception() is not None
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
@@ -288,7 +372,11 @@ def main() -> int:
     first = json.loads(sys.stdin.readline())
     addresses = [GatewayAddress(**address) for address in first["gateways"]]
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_run(addresses, [Way(**way) for way in first["ways"]]))
+        loop = new_gateway_loop()
+        try:
+            loop.run_until_complete(_run(addresses, [Way(**way) for way in first["ways"]]))
+        finally:
+            loop.close()
     return 0
 
 
@@ -306,7 +394,11 @@ async def _run(addresses: Sequence[GatewayAddress], ways: Sequence[Way]) -> None
 
     threading.Thread(target=read, name="commands", daemon=True).start()
     while line := await lines.get():
-        gateways.replace_ways(Way(**way) for way in json.loads(line))
+        asked = json.loads(line)
+        if asked == json.loads(CARRIED_LINE):
+            print(json.dumps([asdict(one) for one in gateways.carried()]), flush=True)
+            continue
+        gateways.replace_ways(Way(**way) for way in asked)
         print("ok", flush=True)
     await gateways.close()
 

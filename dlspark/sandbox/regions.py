@@ -11,6 +11,7 @@ is a cut and then SIGKILL to all that runs in it: nobody hears of a death where 
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import subprocess
@@ -21,20 +22,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
+from dlspark.core.settings.survival import ACKNOWLEDGEMENTS, REGION, REGIONS_TO_WRITE, survival_plan
 from dlspark.sandbox.delay_line import Way
-from dlspark.sandbox.gateways import GatewayAddress, encode_start, encode_ways
+from dlspark.sandbox.gateways import CARRIED_LINE, Carried, GatewayAddress, encode_start, encode_ways
 from dlspark.sandbox.processes import START_TIMEOUT_S, SandboxError, child_environment, end_processes, first_line
-from dlspark.sandbox.state import RegionPlace, SandboxState
+from dlspark.sandbox.state import RegionPlace, SandboxState, voters
 from metadata.foundation import socks
 from metadata.foundation.errors import CallerError
 from metadata.foundation.processes import ending_with_parent
 from metadata.foundation.regions import REGION_VARIABLE
-from metadata.zookeeper.embedded import EmbeddedZooKeeper, EnsembleMember
+from metadata.zookeeper.embedded import OBSERVER, EmbeddedZooKeeper, EnsembleMember
 
 Direction = Literal["both", "in", "out"]
 DIRECTIONS: Final[tuple[Direction, ...]] = ("both", "in", "out")
 CONF: Final = "regions.conf"
-_SCRIPT: Final = "locations.sh"
 _LOG: Final = "gateways.log"
 
 
@@ -74,7 +75,11 @@ class SandboxRegions:
         self._cut: dict[str, Direction] = {}
         self.killed: set[str] = set()
         """Regions of which nothing runs."""
-        servers = {n: place.zookeeper_server for n, place in enumerate(self.places.values(), start=1)}
+        votes = voters(len(self.places))
+        servers = {
+            number: place.zookeeper_server + ("" if number <= votes else OBSERVER)
+            for number, place in enumerate(self.places.values(), start=1)
+        }
         self._voters = {
             place.name: EmbeddedZooKeeper(
                 directory / f"zookeeper-{place.name}",
@@ -93,16 +98,23 @@ class SandboxRegions:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What programs set so that copies are spread over the regions, by key."""
-        placing = {f"bkc.{key}": value for key, value in self.node_settings.items()}
-        return {"bkEnsemblePlacementDnsResolverClass": "ScriptBasedMapping", **placing}
-
-    @property
-    def node_settings(self) -> Mapping[str, str]:
-        """The same for storage nodes, whose auto-recovery places copies as well."""
+        """What programs set so that logs survive the loss of a region, by key."""
         return {
-            "networkTopologyScriptFileName": str(self._directory / _SCRIPT),
-            "minNumRacksPerWriteQuorum": str(min(3, len(self.places))),
+            "survive": REGION,
+            "surviveBy": ACKNOWLEDGEMENTS,
+            "bkEnsemblePlacementDnsResolverClass": "announced",
+            f"bkc.{REGIONS_TO_WRITE}": ";".join(self.places),
+        }
+
+    def node_settings(self, name: str) -> Mapping[str, str]:
+        """Return what a region's storage nodes set: where they are, and for their auto-recovery, which places copies as
+        well, the same as programs."""
+        plan = survival_plan(REGION, ACKNOWLEDGEMENTS, self.names)
+        return {
+            **{key: str(value).lower() for key, value in plan.placement.items()},
+            "reppDnsResolverClass": "announced",
+            "networkLocation": f"/{name}/rack1",
+            REGIONS_TO_WRITE: ";".join(self.places),
         }
 
     def environment(self, name: str) -> dict[str, str]:
@@ -117,7 +129,7 @@ class SandboxRegions:
 
     def start(self) -> None:
         """Start gateways and ZooKeeper servers, and wait until these serve. Raises SandboxError and others."""
-        self._write_files()
+        self._write_conf()
         self._start_gateways()
         for voter in self._voters.values():
             voter.launch()
@@ -143,16 +155,9 @@ class SandboxRegions:
             end_processes([self._gateways])
             self._gateways = None
 
-    def _write_files(self) -> None:
+    def _write_conf(self) -> None:
         import javaproperties
 
-        cases = "".join(f"    {place.host}) echo /{place.name}/rack1 ;;\n" for place in self.places.values())
-        script = self._directory / _SCRIPT
-        script.write_text(
-            "#!/bin/sh\n# Where storage nodes are: one location for each address (networkTopologyScriptFileName).\n"
-            f'for address in "$@"; do\n    case "$address" in\n{cases}    *) echo /default-rack ;;\n    esac\ndone\n'
-        )
-        script.chmod(0o700)
         (self._directory / CONF).write_text(javaproperties.dumps(dict(self.settings), timestamp=None))
 
     def _start_gateways(self) -> None:
@@ -230,13 +235,24 @@ class SandboxRegions:
             words.append(f"slow: {self._round_trip_ms[name]:g} ms")
         return ", ".join(words)
 
+    def carried(self) -> list[Carried]:
+        """Return the bytes that went from region to region since the start, by direction and server. Raises
+        SandboxError."""
+        line = self._tell(CARRIED_LINE)
+        if not line:
+            raise self._silent_error("what passed between regions is not known")
+        return [Carried(**one) for one in json.loads(line)]
+
     def _set_ways(self) -> None:
         if self._tell(encode_ways(self._ways())) != b"ok\n":
-            raise SandboxError(
-                "the gateways between regions do not answer; it is not known what passes between regions now",
-                path=str(self._directory / _LOG),
-                advice="Stop the sandbox and start it again",
-            )
+            raise self._silent_error("it is not known what passes between regions now")
+
+    def _silent_error(self, unknown: str) -> SandboxError:
+        return SandboxError(
+            f"the gateways between regions do not answer; {unknown}",
+            path=str(self._directory / _LOG),
+            advice="Stop the sandbox and start it again",
+        )
 
     def _ways(self) -> Iterable[Way]:
         for source in self.places:

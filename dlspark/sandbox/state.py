@@ -21,6 +21,7 @@ NAMESPACE_PATH = "/distributedlog"
 DEFAULT_NODES = 4
 DEFAULT_NODES_A_REGION = 2
 DEFAULT_ROUND_TRIP_MS = 20.0
+MOST_VOTERS = 5
 _STATE_FILE = "sandbox.json"
 
 
@@ -44,6 +45,12 @@ class RegionPlace:
     def zookeeper_server(self) -> str:
         """The ZooKeeper server as others of its ensemble reach it."""
         return f"{self.host}:{self.quorum_port}:{self.election_port}"
+
+
+def voters(regions: int) -> int:
+    """Return how many of so many regions have a ZooKeeper server with a vote: an odd number, five at most, for each
+    change waits for most of them. The servers of the others are observers."""
+    return min(regions - 1 + regions % 2, MOST_VOTERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from metadata.foundation.errors import (
 )
 from metadata.foundation.tasks import end_tasks
 from metadata.retry import reconnected, repeat
-from metadata.store import MetadataStore, SessionState, Watcher, WatchEvent, check_path, join
+from metadata.store import MetadataStore, SessionState, Stat, Watcher, WatchEvent, check_path, join
 from metadata.zookeeper.session import call_safely
 
 _LOG: Final = logging.getLogger(__name__)
@@ -301,22 +301,32 @@ class BookieRegistry:
                 ) from error
             except NodeExistsError:
                 pass
-            gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            stat = await self._store.exists(path, _resolver(gone))
-            if stat is None:
-                continue
-            if stat.ephemeral_owner == self._store.session_id:
-                await self._store.put(path, data, stat.version)  # ours, perhaps with an older address
+            if (own := await self._outlast_other(path, deadline)) is not None:
+                await self._store.put(path, data, own.version)  # ours, perhaps with an older address
                 return
+
+    async def _outlast_other(self, path: str, deadline: float) -> Stat | None:
+        """Wait until no other session's registration is at `path`; return our own where that is there."""
+        while True:
+            gone = asyncio.Event()
+            stat = await self._store.exists(path, lambda _event, gone=gone: gone.set())  # type: ignore[misc]
+            if stat is None or stat.ephemeral_owner == self._store.session_id:
+                return stat
             left = deadline - asyncio.get_running_loop().time()
             try:
-                await asyncio.wait_for(gone, max(left, 0))
+                await asyncio.wait_for(gone.wait(), max(left, 0))
             except asyncio.TimeoutError:
                 raise NodeExistsError(
                     f"another session (0x{stat.ephemeral_owner:x}) holds this bookie's registration",
                     path=path,
                     advice="Is a second bookie running under the same id? Nothing was registered",
                 ) from None
+
+    async def outlast_predecessor(self, bookie_id: str) -> None:
+        """Wait until no other session has a registration of the bookie, as `register` does. Raises NodeExistsError."""
+        deadline = asyncio.get_running_loop().time() + self._predecessor_timeout_ms / 1000
+        for folder in (self._available, self._readonly):
+            await repeat(self._store, partial(self._outlast_other, join(folder, bookie_id), deadline))
 
     async def _withdraw(self, path: str) -> None:
         """Delete our own registration; another session's is left to expire."""
@@ -588,11 +598,3 @@ class _ListWatch:
                     call_safely(listener)
             last = now
             await self._changed.wait()
-
-
-def _resolver(future: asyncio.Future[None]) -> Watcher:
-    def resolve(event: WatchEvent) -> None:
-        if not future.done():
-            future.set_result(None)
-
-    return resolve

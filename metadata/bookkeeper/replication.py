@@ -175,6 +175,15 @@ class ReplicationStore:
         wanted = tuple(dict.fromkeys(missing))
         if not wanted:
             raise CallerError("a ledger that lacks no copy is not marked", ledger_id=ledger_id)
+        return await self._publish(ledger_id, wanted, now_ms)
+
+    async def mark_placement(self, ledger_id: int, now_ms: int | None = None) -> bool:
+        """Publish that a ledger is to be looked at though no copy is missing: its copies lie where they should not. As
+        Java's auditor does, with a mark that names no bookie; a worker that moves nothing removes it. Else as `mark`.
+        """
+        return await self._publish(ledger_id, (), now_ms)
+
+    async def _publish(self, ledger_id: int, wanted: tuple[str, ...], now_ms: int | None) -> bool:
         path = self.mark_path(ledger_id)
         for _ in range(MAX_REPEATS):
             try:
@@ -194,7 +203,9 @@ class ReplicationStore:
         # this loss, and the new version keeps it from removing the mark.
         if not news and await self._store.exists(self.lock_path(ledger_id)) is None:
             return False
-        ctime_ms = found.value.ctime_ms if now_ms is None else now_ms
+        # Since when it is not repaired: what is found again keeps its time.
+        keeps = now_ms is None or (not news and found.value.ctime_ms is not None)
+        ctime_ms = found.value.ctime_ms if keeps else now_ms
         await self._store.put(path, UnderReplicatedLedger(merged, ctime_ms).encode(), found.version)
         return news
 

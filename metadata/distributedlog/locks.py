@@ -25,9 +25,9 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from enum import Enum
 from typing import ClassVar, Final, NamedTuple, TypeAlias
-from urllib.parse import quote_plus, unquote_plus
 from weakref import WeakKeyDictionary
 
+from metadata.distributedlog.lock_members import LockId, encode_client_id, member_prefix, parse_member, sequence_of
 from metadata.distributedlog.owner_names import how_to_free, what_to_do
 from metadata.foundation.errors import (
     CallerError,
@@ -44,7 +44,6 @@ from metadata.store import Delete, MetadataStore, Op, SessionState, Stat, WatchE
 _LOG: Final = logging.getLogger(__name__)
 RELEASE_TIMEOUT_MS: Final = 10_000
 _REACQUIRE_PAUSE_S: Final = 0.5
-_LAST: Final = 2**63  # where a member without a number sorts
 SAID_AFTER_S: Final = 5.0
 SAID_EVERY_S: Final = 30.0
 """How long a lock is waited for before that is logged, with its owner, and how often it is logged again."""
@@ -84,13 +83,6 @@ class OwnershipAcquireFailedError(NotAppliedError):
             advice=what_to_do(owner) if kept is None else how_to_free(owner),
         )
         self.owner = owner
-
-
-class LockId(NamedTuple):
-    """Which client and session does a member of a lock's queue belong to?"""
-
-    client_id: str
-    session_id: int
 
 
 class _State(Enum):
@@ -143,35 +135,6 @@ class _Registry:
 _REGISTRIES: Final[WeakKeyDictionary[MetadataStore, _Registry]] = WeakKeyDictionary()
 
 
-def encode_client_id(client_id: str) -> str:
-    """Form encoding as Java does it: `*` stays, `~` does not, a space becomes `+`."""
-    return quote_plus(client_id, safe="*").replace("~", "%7E")
-
-
-def member_prefix(client_id: str, session_id: int) -> str:
-    """Return a member's name without its sequence number."""
-    return f"member_{encode_client_id(client_id)}_s{session_id:10d}_"
-
-
-def sequence_of(name: str) -> int:
-    """Return a member's place in the queue: the number after the last `_`; one without a number comes last."""
-    try:
-        return int(name.rpartition("_")[2])
-    except ValueError:
-        return _LAST
-
-
-def parse_member(name: str) -> LockId | None:
-    """Return the owner that the name gives; None where it gives none (a `_` in the client id, an old prefix)."""
-    parts = name.split("_")
-    if len(parts) != 4 or not parts[2].startswith("s"):
-        return None
-    try:
-        return LockId(unquote_plus(parts[1], errors="strict"), int(parts[2][1:].strip()))
-    except ValueError:
-        return None
-
-
 class DistributedLock:
     """Do we own the log, or which client does? One object is acquired once; not for use by several tasks at a time.
 
@@ -215,6 +178,15 @@ class DistributedLock:
         if self._state is not _State.HELD or self._member is None:
             raise self._not_held_error()
         return self._member.path
+
+    async def waiting(self) -> list[str]:
+        """Return the clients in line behind us, the next owner first. Raises LockingError unless we own the lock."""
+        ours = self.member_path.rpartition("/")[2]
+        names = await self._members()
+        if ours not in names:  # The session expired, which it has not heard yet: whose line that is now, is not ours.
+            raise self._not_held_error()
+        found = [await self._identify(name) for name in names[names.index(ours) + 1 :]]
+        return [one.client_id for one in found if one is not None]  # None: it has just left
 
     def release_op(self) -> Delete:
         """Give the lock up within a transaction, which fails unless we own the lock. Raises LockingError.

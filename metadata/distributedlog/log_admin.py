@@ -23,12 +23,12 @@ from functools import partial
 from typing import Final
 
 from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.lock_members import sequence_of
 from metadata.distributedlog.locks import (
     DistributedLock,
     LockingError,
     LockSessionExpiredError,
     OwnershipAcquireFailedError,
-    sequence_of,
 )
 from metadata.distributedlog.log_folders import LogFolder
 from metadata.distributedlog.log_names import (

@@ -7,8 +7,8 @@ or that must not (a region of the sandbox, whose connections to others are delay
     DLSPARK_SOCKS_DIRECT  hosts, separated by commas, that are dialled without it; empty: none
 
 They hold for the connections of this process to ZooKeeper, storage nodes and proxies, but for gRPC to these; its own
-servers listen as ever. Names of ZooKeeper servers are resolved here, by its client, and the others by the proxy.
-Version 4 has one question and one answer. Names are given to the proxy to resolve (version 4a), IPv6 it cannot carry.
+servers listen as ever. Version 4 has one question and one answer. Names are given to the proxy to resolve (version 4a),
+but for those of hosts that are dialled without it; IPv6 it cannot carry.
 The protocol is D. Koblas' "SOCKS: A protocol for TCP proxy across firewalls", and Y. Lee's extension 4A.
 """
 

@@ -6,6 +6,11 @@ take no connection at all, or fall silent on a connection that worked. kazoo wai
 of these cases (for the answer to a handshake as long as the session lives, and while requests go out it never asks
 whether anything comes back), so one such server costs the session although it, or another one, would answer if asked
 again. Here an attempt at a connection has a part of that time, and so has silence: see `BoundedConnection`.
+
+Where servers lie in several regions, those of the own one are tried first, for a request to another one takes a round
+trip more. They are those that are dialled without the SOCKS proxy, where there is one, and those that
+`DLSPARK_ZOOKEEPER_FIRST` names (`host` or `host:port`, separated by commas). The one that answered nothing in time is
+tried last, so that a near server that hangs costs a session one attempt and no more.
 """
 
 from __future__ import annotations
@@ -13,10 +18,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
+import os
+import random
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, ParamSpec
@@ -31,6 +38,8 @@ from metadata.foundation.socks import ANSWER, SocksProxy, connect_request
 
 P = ParamSpec("P")
 
+FIRST_VARIABLE: Final = "DLSPARK_ZOOKEEPER_FIRST"
+"""Environment variable with the servers that are tried first."""
 _DIAL_SLICE_S: Final = 0.1
 _ATTEMPTS_A_SESSION: Final = 3
 """Attempts at a connection that a session outlives at least: silence is noticed after two thirds of its timeout, and
@@ -39,6 +48,7 @@ _DOUBLINGS: Final = 2
 """Of an attempt's limit, one with each attempt that ran out of time: mostly it is that connection which was forgotten,
 not the server that is slow."""
 _SHORTEST_ATTEMPT_S: Final = 1.0
+_SILENT_SHARE: Final = 0.6
 
 
 class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -56,12 +66,34 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         super().__init__()
         self._loop = loop
         self._proxy = proxy
+        self._direct: set[str] = set()
         self._deadline: float | None = None
         self._heard_at = 0.0
         self._socket: socket.socket | None = None
         self._aborted = False
         self._running = True
         self.completion_queue = _LoopQueue(self)
+
+    @property
+    def fell_silent(self) -> bool:
+        """True where so little was heard of the server last that this has ended the connection: by our limit, or by
+        kazoo's question for a sign of life, which goes out after half of that and has nearly as long for its answer."""
+        silence_s = time.monotonic() - self._heard_at
+        return self.silence_limit_s is not None and silence_s > _SILENT_SHARE * self.silence_limit_s
+
+    def addresses(self, host: str, port: int) -> list[tuple[str, int]]:
+        """Return the addresses of a server, as `create_connection` takes them. A name that the proxy leads to is left
+        to it: what it means there need not be known here. Raises OSError for a name that nobody knows."""
+        if self._proxy is not None and self._proxy.leads_to(host):
+            return [(host, port)]
+        found = [each[4] for each in socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)]
+        addresses = [(str(address[0]), int(address[1])) for address in found]
+        self._direct.update(address for address, _ in addresses)
+        return addresses
+
+    def near(self, host: str) -> bool:
+        """Return whether a server is dialled directly where others are reached by way of the proxy."""
+        return self._proxy is not None and not self._proxy.leads_to(host)
 
     def start(self) -> None:
         """Do nothing: there are no worker threads to start."""
@@ -121,6 +153,8 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         if timeout is not None:
             deadline = min(deadline, time.monotonic() + timeout)
         proxy = self._proxy if self._proxy is not None and self._proxy.leads_to(address[0]) else None
+        if address[0] in self._direct:
+            proxy = None
         dialled = address if proxy is None else (proxy.host, proxy.port)
         family, kind, protocol, _, resolved = socket.getaddrinfo(*dialled, type=socket.SOCK_STREAM)[0]
         connection = socket.socket(family, kind, protocol)
@@ -183,6 +217,11 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
                 pass  # closed by the other side or by kazoo already
 
 
+def first_servers(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """Return the servers that are tried first, by what the environment says: hosts, and `host:port`."""
+    return frozenset(filter(None, (one.strip() for one in environment.get(FIRST_VARIABLE, "").split(","))))
+
+
 class _LoopQueue:
     """Takes the place of kazoo's queue of completion callbacks."""
 
@@ -207,6 +246,9 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         self._connect_timeout_s = connect_timeout_s
         self._session_s: float = client._session_timeout / 1000
         self._ran_out = 0
+        self._first = first_servers()
+        self._dialled: tuple[str, int] | None = None
+        self._silent: tuple[str, int] | None = None
 
     @classmethod
     def install(cls, client: KazooClient, handler: LoopHandler, connect_timeout_s: float) -> None:
@@ -222,15 +264,38 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         first_s = max(_SHORTEST_ATTEMPT_S, most_s / 2**_DOUBLINGS)
         return min(most_s, first_s * (1 << min(self._ran_out, _DOUBLINGS)))
 
+    def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
+        """Return the addresses to try, in order; kazoo asks when it has lost a connection, and when it has tried all of
+        them. Any order but for two rules: near servers come first, and the one that was silent last."""
+        if self._edge.fell_silent:
+            self._silent = self._dialled
+        found: list[tuple[str, str, int]] = []
+        for host, port in self.client.hosts:
+            try:
+                found += [(host, *address) for address in self._edge.addresses(host, port)]
+            except OSError as error:
+                self.logger.warning("Cannot resolve %s: %s", host, error)
+        random.shuffle(found)
+        return sorted(found, key=lambda one: (one[1:] == self._silent, not self._is_near(one[0], one[2])))
+
+    def _is_near(self, host: str, port: int) -> bool:
+        return self._edge.near(host) or host in self._first or f"{host}:{port}" in self._first
+
     def _connect(self, *server: Any) -> tuple[float, float]:
+        _, address, port = server
+        self._dialled = address, port
         limit_s, began = self._attempt_limit_s(), time.monotonic()
         try:
             with self._edge.attempt(limit_s):
                 silence_ms, connect_ms = super()._connect(*server)
         except BaseException:
-            self._ran_out += time.monotonic() - began >= limit_s
+            if time.monotonic() - began >= limit_s:
+                self._ran_out += 1
+                self._silent = self._dialled
             raise
         self._ran_out = 0
+        if self._silent == self._dialled:
+            self._silent = None
         # kazoo derives both from the timeout that the server granted: two thirds of it, and its part for each server.
         self._session_s = connect_ms * len(self.client.hosts) / 1000
         self._edge.silence_limit_s = silence_ms / 1000

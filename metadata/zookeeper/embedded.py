@@ -67,6 +67,7 @@ admin.enableServer=false
 autopurge.snapRetainCount=3
 autopurge.purgeInterval=1
 """
+OBSERVER: Final = ":observer"
 _ENSEMBLE_CONFIG: Final = """\
 initLimit=20
 syncLimit=8
@@ -79,7 +80,8 @@ class EnsembleMember:
 
     Args:
         number: of this server, from 1.
-        servers: of all, by number: `host:port:port`, the ports for followers and for elections.
+        servers: of all, by number: `host:port:port`, the ports for followers and for elections. One that ends in
+            `:observer` has no vote: changes do not wait for it, and its loss takes none away.
         socks: a SOCKS proxy by way of which this server reaches the others, `host` and port; None: directly.
     """
 
@@ -89,7 +91,9 @@ class EnsembleMember:
 
     def config(self) -> str:
         """Return what the configuration of one server has in addition."""
-        return _ENSEMBLE_CONFIG + "".join(f"server.{number}={server}\n" for number, server in self.servers.items())
+        peer_type = "peerType=observer\n" if self.servers[self.number].endswith(OBSERVER) else ""
+        servers = "".join(f"server.{number}={server}\n" for number, server in self.servers.items())
+        return _ENSEMBLE_CONFIG + peer_type + servers
 
     def jvm_options(self) -> list[str]:
         """Return options by which the JDK dials other servers by way of the proxy, loopback addresses too."""

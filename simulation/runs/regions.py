@@ -49,6 +49,9 @@ LOCK_TIMEOUT_S: Final = 8
 ELECTION_S: Final = (0.2, 2.0)
 AWAY_S: Final = (10.5, 14.0)
 LIMIT_S: Final = 10.0
+SEGMENT_BYTES: Final = (0, 8 << 10, 32 << 10)
+"""Segments last for seconds. Where a region is slow each one that begins takes several of its round trips, so that much
+shorter ones would write a backlog of records, and records written after the loss would wait behind it."""
 PAUSE_S: Final = 0.05
 """Between two bursts of the writer."""
 REGION_POINTS: Final = (
@@ -96,10 +99,8 @@ class RegionWorkload(LogWorkload):
         drawn = draw_log("log0", rng).settings
         settings = replace(
             Settings.from_mapping(self._goal),
-            **{
-                name: getattr(drawn, name)
-                for name in ("compression", "output_buffer_bytes", "max_segment_bytes", "read_ahead_entries")
-            },
+            **{name: getattr(drawn, name) for name in ("compression", "output_buffer_bytes", "read_ahead_entries")},
+            max_segment_bytes=rng.choice(SEGMENT_BYTES),
             periodic_flush_ms=20,
             immediate_flush=True,
             zk_session_timeout_s=self._session_timeout_s,

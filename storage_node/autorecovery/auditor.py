@@ -8,9 +8,11 @@ in the metadata.
 
 *Placement check* (`PlacementCheck`), where it is asked for: every fragment of a closed ledger is judged by the
 placement policy of auto-recovery's own ledger client (the placement keys in its file). A ledger is as good as its worst
-fragment. Those that do not keep the policy are counted and named in the log; none is moved. An open ledger is passed
-over: its writer may still replace bookies. Where no racks are configured all bookies are in one, and no ledger keeps
-the policy, as upstream has it.
+fragment. Those that do not keep the policy are counted and named in the log. An open ledger is passed over: its writer
+may still replace bookies. Where no racks are configured all bookies are in one, and no ledger keeps the policy, as
+upstream has it. With `repairedPlacementPolicyNotAdheringBookieEnable` those that do not keep it are
+marked, for workers to move copies of them. The same check counts marks that are older than
+`underreplicatedLedgerRecoveryGracePeriod`: ledgers whose repair gets nowhere.
 
 All of them wait while auto-recovery is switched off. An audit that cannot be finished is begun anew: what was lost
 stays lost until one has run through. Ledgers are walked through, never collected: memory does not grow with their
@@ -37,6 +39,7 @@ from metadata.foundation.tasks import end_tasks
 from metadata.store import SessionState, WatchEvent
 from storage_node.autorecovery.checker import METADATA_AWAY, LedgerChecker
 from storage_node.client.placement.arranging import Adherence
+from storage_node.client.placement.ledger_rules import CUSTOM_KEY
 from storage_node.edge import Clock
 from storage_node.settings.autorecovery import AutoRecoverySettings
 
@@ -291,7 +294,11 @@ class Auditor:
 
     async def check_placement(self) -> PlacementReport:
         """Judge every closed ledger by the placement policy. Raises the metadata store's errors."""
-        report = self.placement = await PlacementCheck(self._ledgers, self._judge_placement).run()
+        overdue = await self._overdue()
+        mark = self._mark_placement if self._settings.repair_placement else None
+        report = await PlacementCheck(self._ledgers, self._judge_placement, mark).run()
+        report.overdue = overdue
+        self.placement = report
         logger.log(
             logging.WARNING if report.not_adhering else logging.INFO,
             "checked the placement of %d closed ledgers: %d do not keep the policy, %d do by the racks that are known",
@@ -300,6 +307,36 @@ class Auditor:
             report.softly_adhering,
         )
         return report
+
+    async def _mark_placement(self, ledger_id: int) -> None:
+        await self._marks.mark_placement(ledger_id, self._clock.now_ms() if self._settings.store_mark_time else None)
+
+    async def _overdue(self) -> int:
+        """Count and name the ledgers that have been marked for longer than the grace period. A mark without a time, or
+        one that cannot be read, is not counted: since when it is there is not known."""
+        grace_s = self._settings.underreplicated_grace_period_s
+        count, named = 0, []
+        if grace_s <= 0:
+            return count
+        async for ledger_id in self._marks.marked():
+            try:
+                found = await self._marks.read(ledger_id)
+            except CorruptDataError as error:
+                logger.error("since when a ledger lacks copies is not known: %s", error)
+                continue
+            since_ms = None if found is None else found.value.ctime_ms
+            if since_ms is not None and self._clock.now_ms() - since_ms > grace_s * 1000:
+                count += 1
+                named += [str(ledger_id)] if count <= MAX_NAMED else []
+        if count:
+            logger.error(
+                "%d ledgers have been marked for more than %d s and are not repaired: %s%s",
+                count,
+                grace_s,
+                ", ".join(named),
+                "" if count <= MAX_NAMED else ", ...",
+            )
+        return count
 
     async def check_all_ledgers(self) -> AuditReport:
         """Read every ledger's copies and mark those that lack some. Raises the metadata store's errors."""
@@ -368,7 +405,8 @@ MAX_VERDICTS: Final = 10_000
 MAX_NAMED: Final = 100
 """Ledgers that a pass names in the log; all are counted."""
 
-Judge: TypeAlias = Callable[[Sequence[str], int, int], Awaitable[Adherence]]
+Judge: TypeAlias = Callable[[Sequence[str], LedgerMetadata], Awaitable[Adherence]]
+"""Judges an ensemble of a ledger by its quorums, and by its own rule if it has one."""
 
 
 @dataclass(slots=True)
@@ -381,17 +419,25 @@ class PlacementReport:
     softly_adhering: int = 0
     """They keep the policy in the racks that are known, but not all of their bookies' racks are."""
     unreadable: int = 0
+    marked: int = 0
+    """Ledgers that do not keep the policy and were marked, for workers to mend."""
+    overdue: int = 0
+    """Ledgers that have been marked for longer than `underreplicatedLedgerRecoveryGracePeriod`; the auditor's alone."""
     named: dict[int, tuple[str, ...]] = field(default_factory=dict, compare=False)
     """Ledgers that do not keep the policy, the first `MAX_NAMED` of them, and their fragments that do not."""
 
 
 class PlacementCheck:
-    """One pass over all ledgers. `judge(bookies, write_quorum, ack_quorum)` is the policy's."""
+    """One pass over all ledgers. `judge` is the policy's; `mark`, if given, is called with each ledger that does not
+    keep it."""
 
-    def __init__(self, ledgers: LedgerStore, judge: Judge) -> None:
+    def __init__(
+        self, ledgers: LedgerStore, judge: Judge, mark: Callable[[int], Awaitable[None]] | None = None
+    ) -> None:
         self._ledgers = ledgers
         self._judge = judge
-        self._verdicts: dict[tuple[tuple[str, ...], int, int], Adherence] = {}
+        self._mark = mark
+        self._verdicts: dict[tuple[object, ...], Adherence] = {}
         self.report = PlacementReport()
 
     async def run(self) -> PlacementReport:
@@ -408,13 +454,18 @@ class PlacementCheck:
             logger.error("the placement of a ledger cannot be checked: %s", error)
             self.report.unreadable += 1
             return
-        if metadata.is_closed:
-            await self._count(ledger_id, metadata)
+        if not metadata.is_closed:
+            return
+        try:
+            verdicts = [await self._verdict(part.bookies, metadata) for part in metadata.ensembles]
+        except CorruptDataError as error:
+            logger.error("the placement of ledger %d cannot be checked: %s", ledger_id, error)
+            self.report.unreadable += 1
+        else:
+            await self._count(ledger_id, metadata, verdicts)
 
-    async def _count(self, ledger_id: int, metadata: LedgerMetadata) -> None:
+    async def _count(self, ledger_id: int, metadata: LedgerMetadata, verdicts: Sequence[Adherence]) -> None:
         report = self.report
-        quorums = metadata.write_quorum, metadata.ack_quorum
-        verdicts = [await self._verdict(part.bookies, *quorums) for part in metadata.ensembles]
         report.closed += 1
         worst = min(verdicts)
         if worst is Adherence.MEETS_SOFT:
@@ -429,12 +480,15 @@ class PlacementCheck:
                 ]
                 report.named[ledger_id] = tuple(bad)
                 logger.warning("ledger %d does not keep the placement policy: %s", ledger_id, "; ".join(bad))
+            if self._mark is not None:
+                await self._mark(ledger_id)
+                report.marked += 1
 
-    async def _verdict(self, bookies: tuple[str, ...], write_quorum: int, ack_quorum: int) -> Adherence:
-        key = (bookies, write_quorum, ack_quorum)
+    async def _verdict(self, bookies: tuple[str, ...], metadata: LedgerMetadata) -> Adherence:
+        key = (bookies, metadata.write_quorum, metadata.ack_quorum, metadata.custom.get(CUSTOM_KEY))
         found = self._verdicts.get(key)
         if found is None:
-            found = await self._judge(bookies, write_quorum, ack_quorum)
+            found = await self._judge(bookies, metadata)
             if len(self._verdicts) >= MAX_VERDICTS:
                 self._verdicts.clear()
             self._verdicts[key] = found

@@ -18,13 +18,16 @@ from metadata.bookkeeper.auditors import AuditorStore
 from metadata.bookkeeper.bookies import BookieRegistry, check_bookie_id
 from metadata.bookkeeper.ledgers import DEFAULT_ROOT, LedgerStore
 from metadata.bookkeeper.replication import ReplicationStore
+from metadata.bookkeeper.topology import TopologyStore
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.foundation.tasks import end_tasks
 from metadata.store import MetadataStore, SessionState
 from storage_node.autorecovery.auditor import Auditor
 from storage_node.autorecovery.checker import LedgerChecker
-from storage_node.autorecovery.worker import FragmentReplicator, ReplicationWorker
+from storage_node.autorecovery.replicating import FragmentReplicator
+from storage_node.autorecovery.worker import ReplicationWorker
 from storage_node.client.client import LedgerClient
+from storage_node.client.placement.region_policy import RegionSwitches
 from storage_node.edge import Clock, Network, SystemClock
 from storage_node.settings.autorecovery import AutoRecoverySettings
 
@@ -70,7 +73,17 @@ class AutoRecovery:
         self._ledgers = LedgerStore(store, root)
         registry = BookieRegistry(store, root)
         auditors = AuditorStore(store, root)
-        self._client = LedgerClient(self._ledgers, registry, settings=settings.client, network=network, rng=rng)
+        topology = TopologyStore(store, root)
+        topology.keep()
+        self._client = LedgerClient(
+            self._ledgers,
+            registry,
+            settings=settings.client,
+            network=network,
+            rng=rng,
+            regions=RegionSwitches(topology.disallowed_regions),
+            topology=topology,
+        )
         checker = LedgerChecker(self._client, self._ledgers, auditors, settings, rng)
         replicator = FragmentReplicator(self._client, self._ledgers, settings)
         self.worker = ReplicationWorker(self.marks, checker, replicator, self._client, settings, bookie_id, rng)

@@ -2,14 +2,12 @@
 
     task (lock) -> check -> repair each settled fragment -> check again -> remove the mark -> give the lock back
 
+Where it is asked for, copies of a closed ledger that lie where the placement policy does not want them are moved before
+the last check (`PlacementMender`).
+
 The order of znodes is that of docs/reference/wire.md#replication-worker: mark, lock, copies, ledger metadata, mark
 removed, lock removed; so a crash at any point leaves a mark for the next worker, and the lock goes with the session. A
 mark is removed only with the version that was read under the lock, and only after a check that found nothing missing.
-
-A fragment is repaired in this order and no other: choose replacements, copy every entry that they must have, wait until
-all are on their disks, and only then swap the names in that one ensemble by compare-and-set. A crash before leaves
-copies that are not referred to (their bookies collect them); after it the fragment is whole. State, end and keys of a
-ledger are never touched, so that this may run beside a writer, a recovery, or another replicator of the same fragment.
 
 What cannot be finished keeps its lock for a while, so that no worker takes it up at once:
 
@@ -24,27 +22,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
-from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.bookkeeper.replication import RepairQueue, RepairTask, ReplicationStore
 from metadata.foundation.errors import (
-    BadVersionError,
     DistributedLogError,
     InvariantViolation,
     NoNodeError,
-    NotAppliedError,
-    check,
 )
-from metadata.foundation.pacing import ByteRate, for_each
 from metadata.foundation.tasks import end_tasks, undisturbed
 from metadata.store import SessionState, WatchEvent
-from storage_node.autorecovery.checker import METADATA_AWAY, BadFragment, Fragment, Inspection, LedgerChecker
+from storage_node.autorecovery.checker import METADATA_AWAY, Inspection, LedgerChecker
+from storage_node.autorecovery.mending import PlacementMender
+from storage_node.autorecovery.replicating import FragmentReplicator
 from storage_node.client.client import LedgerClient
-from storage_node.client.ledger_copies import LedgerCopies
-from storage_node.errors import NotEnoughBookiesError, UnauthorizedAccessError
 from storage_node.settings.autorecovery import AutoRecoverySettings
 
 logger = logging.getLogger(__name__)
@@ -75,6 +68,7 @@ class ReplicationWorker:
         self._marks = marks
         self._checker = checker
         self._replicator = replicator
+        self.mender = PlacementMender(client, replicator, enabled=settings.repair_placement)
         self._client = client
         self._settings = settings
         self._news = asyncio.Event()
@@ -164,7 +158,8 @@ class ReplicationWorker:
         return False
 
     async def _repair(self, task: RepairTask) -> Inspection:
-        """Restore the copies of the settled fragments; what fails is left for another time, fragment by fragment.
+        """Restore the copies of the settled fragments, then move those of a closed ledger that lie where they should
+        not; what fails is left for another time, fragment by fragment.
 
         Returns how the ledger is now; where it waits for its writer, how it was.
         """
@@ -188,7 +183,12 @@ class ReplicationWorker:
                     part.fragment.first,
                 )
         # The mark goes only after a check that finds nothing missing: another bookie may be lost meanwhile (I1).
-        return found if found.waits_for_writer else await self._checker.inspect(task.ledger_id)
+        if found.waits_for_writer:
+            return found
+        found = await self._checker.inspect(task.ledger_id)
+        if await self.mender.mend(found, partial(self._marks.holds, task.lock)):
+            found = await self._checker.inspect(task.ledger_id)
+        return found
 
     async def _settle(self, task: RepairTask) -> None:
         self._failures.pop(task.ledger_id, None)
@@ -282,115 +282,3 @@ class ReplicationWorker:
 
 async def _at_once() -> None:
     """Return without a pause: the lock is given back as soon as that can be done."""
-
-
-# ------------------------------------------------------------------------------------ copies
-
-MAX_ATTEMPTS: Final = 20
-"""How often the swap is tried while the metadata keeps changing."""
-
-
-class Swap(NamedTuple):
-    """One bookie is replaced by another in an ensemble."""
-
-    old: str
-    new: str
-
-
-class FragmentReplicator:
-    """Repairs settled fragments, for one process: the limit of bytes a second is for all of them together."""
-
-    def __init__(self, client: LedgerClient, ledgers: LedgerStore, settings: AutoRecoverySettings) -> None:
-        self._client = client
-        self._ledgers = ledgers
-        self._batch = settings.entry_batch_size
-        self._rate = ByteRate(settings.rate_by_bytes)
-
-    async def repair(self, ledger: Inspection, part: BadFragment, still_locked: Callable[[], bool]) -> int:
-        """Replace as many of the bad bookies as there are others for; the number of copies stored.
-
-        The names are swapped only while `still_locked`: without the lock a replacement may collect its new copies, as
-        those of a ledger that does not name it, right before the metadata would name it (I1).
-
-        Raises NotEnoughBookiesError where there is none at all, else what kept an entry from being read or stored:
-        then the metadata is as it was.
-        """
-        fragment = part.fragment
-        check(fragment.settled, "a fragment that may still change was to be repaired", ledger_id=ledger.ledger_id)
-        picked, stored = await self._copy(ledger, part)
-        swaps = {index: Swap(fragment.bookies[index], new) for index, new in picked.items()}
-
-        def guard() -> None:
-            if not still_locked():
-                raise NotAppliedError(
-                    "the session that held the ledger's lock has ended; its restored copies were not entered",
-                    advice="The mark is still there: the ledger is taken up again",
-                    ledger_id=ledger.ledger_id,
-                )
-
-        # Every copy is on disk by now: from the swap on readers and recoveries count on them (I1).
-        await self._publish(ledger.ledger_id, fragment, swaps, guard)
-        return stored
-
-    async def _copy(self, ledger: Inspection, part: BadFragment) -> tuple[Mapping[int, str], int]:
-        """Choose replacements and store their copies. Returns the chosen bookies by index, and the number of copies.
-
-        A bookie that answers EUA keeps, under this ledger's id, what others wrote: another one is chosen.
-        """
-        copies = self._client.copies(ledger.ledger_id, ledger.metadata)
-        strangers: set[str] = set()
-        while True:
-            picked = await copies.replacements(part.fragment.bookies, part.bad, strangers)
-            if not picked:
-                raise NotEnoughBookiesError(
-                    f"no storage node is left to take the place of {', '.join(sorted(part.bookies))}",
-                    advice="Start another storage node, or bring the lost one back",
-                    ledger_id=ledger.ledger_id,
-                )
-            try:
-                return picked, await self._copy_to(picked, copies, ledger, part.fragment)
-            except UnauthorizedAccessError as error:
-                if error.node is None or error.node in strangers:
-                    raise  # no other choice would help
-                strangers.add(error.node)
-                logger.warning("%s cannot take copies of ledger %d: %s", error.node, ledger.ledger_id, error.message)
-
-    async def _copy_to(
-        self, picked: Mapping[int, str], copies: LedgerCopies, ledger: Inspection, fragment: Fragment
-    ) -> int:
-        stored = 0
-
-        async def copy(entry_id: int) -> None:
-            nonlocal stored
-            entry = await copies.fetch(ledger.metadata, entry_id)
-            # Only where the entry belongs: with more bookies than copies a replacement need not have all of them.
-            targets = [picked[index] for index in fragment.holders(entry_id, picked)]
-            await self._rate.take(len(entry.payload) * len(targets))
-            # With the LAC of the inspection: an entry that is packaged anew must not claim more than is committed (I6).
-            await copies.add(entry, ledger.last_add_confirmed, targets)
-            stored += len(targets)
-
-        await for_each(fragment.stored_on_any(picked), self._batch, copy)
-        return stored
-
-    async def _publish(
-        self, ledger_id: int, fragment: Fragment, swaps: Mapping[int, Swap], guard: Callable[[], None]
-    ) -> None:
-        """Swap the names of those that are still in their places; what another has swapped meanwhile stays."""
-        for _ in range(MAX_ATTEMPTS):
-            current = await self._ledgers.read(ledger_id)
-            # Computed anew at each attempt: a writer, a recovery or another worker may have changed the ensembles.
-            changed = current.value.with_copies_on(fragment.first, swaps)
-            if changed is None:
-                logger.info("ledger %d: the fragment at %d was repaired elsewhere", ledger_id, fragment.first)
-                return
-            try:
-                await self._ledgers.write(ledger_id, changed, current.version, guard=guard)
-                return
-            except BadVersionError:
-                continue
-        raise BadVersionError(
-            f"the metadata changed {MAX_ATTEMPTS} times while restored copies were to be entered",
-            advice="The copies are stored; the ledger will be looked at again",
-            ledger_id=ledger_id,
-        )

@@ -20,16 +20,17 @@ from typing import Protocol, runtime_checkable
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble, LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerStore, Versioned
-from metadata.foundation.errors import DistributedLogError, NodeExistsError
-from metadata.foundation.regions import said_region
+from metadata.bookkeeper.topology import TopologyStore
+from metadata.foundation.errors import DistributedLogError, NodeExistsError, present
 from storage_node.client.connections import ConnectionPool, DiskSpace, ask_disk_space
 from storage_node.client.health import Members, outlast
 from storage_node.client.ledger_copies import LedgerCopies
 from storage_node.client.pipeline import ClientContext, Tasks
 from storage_node.client.placement.arranging import Adherence
-from storage_node.client.placement.by_settings import make_placement
+from storage_node.client.placement.by_settings import Placements, make_racks
+from storage_node.client.placement.ledger_rules import custom_of_settings
 from storage_node.client.placement.policies import Placement, addresses_of
-from storage_node.client.placement.racks import RackMap, RackResolver, resolver_of
+from storage_node.client.placement.racks import RackMap, RackResolver
 from storage_node.client.placement.region_policy import RegionSwitches
 from storage_node.client.reader import LedgerLocation, LedgerReader
 from storage_node.client.recovering import recover as run_recovery
@@ -63,6 +64,7 @@ class LedgerClient:
         placement: picks bookies; by the settings if left out.
         racks: finds where a bookie stands; by the settings if left out.
         regions: which regions get no new copies, and features; asked at each placement over regions.
+        topology: where bookies announce their locations; needed where the settings say `announced`.
         ensemble_change_disabled: asked whenever a bookie has failed an add: while it says so, writers keep their
             ensembles and send the bookie again what it failed.
     """
@@ -78,6 +80,7 @@ class LedgerClient:
         placement: Placement | None = None,
         racks: RackResolver | None = None,
         regions: RegionSwitches | None = None,
+        topology: TopologyStore | None = None,
         ensemble_change_disabled: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make a client that is not open yet."""
@@ -89,6 +92,7 @@ class LedgerClient:
         self._placement = placement
         self._racks = racks
         self._regions = regions
+        self._topology = topology
         self._ensemble_change_disabled = ensemble_change_disabled
         self._context: ClientContext | None = None
         self._registrations: Registrations | None = None
@@ -106,6 +110,11 @@ class LedgerClient:
     def bookies(self) -> BookieRegistry:
         """The registrations of the cluster's bookies."""
         return self._bookies
+
+    @property
+    def topology(self) -> TopologyStore | None:
+        """Where the cluster's bookies announce their locations, as it was given."""
+        return self._topology
 
     async def create(
         self,
@@ -146,13 +155,14 @@ class LedgerClient:
             ensembles=(Ensemble(0, bookies),),
             digest_type=digest_type,
             password=password,
-            custom=dict(custom or {}),
+            # Whoever recovers or repairs it keeps the rule, too, by whatever settings.
+            custom={**(custom or {}), **custom_of_settings(self._settings.placement)},
         )
         ledger_id, created = await self._create(metadata, before_create, ledger_id)
         self._use()  # closed meanwhile: the ledger exists, empty; the caller that noted its id deletes it
         spans = None
         if self._settings.placement.enforce_min_num_fault_domains_for_write:
-            spans = partial(context.placement.spans_fault_domains, write_quorum=write_quorum)
+            spans = partial(context.placements.usual.spans_fault_domains, write_quorum=write_quorum)
         machine = WriterMachine(
             ledger_id,
             created.value,
@@ -169,7 +179,7 @@ class LedgerClient:
 
     async def _place(self, ensemble_size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
         """Return the first ensemble; with opportunistic striping a smaller one where there are too few bookies."""
-        placement = self._use().placement
+        placement = self._use().placements.usual
         while True:
             try:
                 return await placement.new_ensemble(ensemble_size, write_quorum, ack_quorum)
@@ -254,15 +264,30 @@ class LedgerClient:
         """Return access to single copies of a ledger's entries, for auto-recovery."""
         return LedgerCopies(self._use(), ledger_id, metadata)
 
-    async def judge_placement(self, bookies: Sequence[str], write_quorum: int, ack_quorum: int) -> Adherence:
-        """Return how well an ensemble keeps this client's placement policy. Raises the metadata store's errors."""
-        return await self._use().placement.judge(bookies, write_quorum, ack_quorum)
+    async def judge_placement(self, bookies: Sequence[str], metadata: LedgerMetadata) -> Adherence:
+        """Return how well an ensemble of a ledger keeps this client's placement policy, or the ledger's own rule where
+        that asks for more. Raises the metadata store's errors, CorruptDataError where that rule cannot be read."""
+        placement = self._use().placements.of(metadata)
+        return await placement.judge(bookies, metadata.write_quorum, metadata.ack_quorum)
+
+    async def placement_moves(self, bookies: Sequence[str], metadata: LedgerMetadata) -> Mapping[int, str]:
+        """Return where copies of an ensemble are to be moved, so that it keeps what `judge_placement` judges by. Raises
+        NotEnoughBookiesError, RackResolutionError, and the metadata store's errors."""
+        placement = self._use().placements.of(metadata)
+        return await placement.moves(bookies, metadata.write_quorum, metadata.ack_quorum)
 
     async def may_begin(self, metadata: LedgerMetadata) -> bool:
         """Return whether a ledger that was made earlier may be written to from now on, as operators have switched
         regions. Raises what kept it from knowing."""
         ensemble = metadata.last_ensemble.bookies
-        return await self._use().placement.allows(ensemble, metadata.write_quorum, metadata.ack_quorum)
+        placement = self._use().placements.of(metadata)
+        return await placement.allows(ensemble, metadata.write_quorum, metadata.ack_quorum)
+
+    async def own_region(self) -> str | None:
+        """Return the region that this client is in: its setting, DLSPARK_REGION, or what finds racks says; None where
+        none of them does. Raises CallerError for the name of none."""
+        self._use()
+        return await present(self._whereabouts, "the client is not in use").own_region()
 
     async def disk_space(self, bookie: str) -> DiskSpace:
         """Return what a bookie says of its disks. Raises what kept it from answering, within
@@ -295,24 +320,23 @@ class LedgerClient:
             raise LedgerClosedError("this client was closed")
         if self._context is None:
             pool = ConnectionPool(self._resolve, self._settings, self._network, asyncio.get_running_loop(), self._rng)
-            placement = self._placement or make_placement(self._bookies, pool, self._rng, self._racks, self._regions)
-            racks = placement.racks if isinstance(placement, HasRacks) else self._rack_map(pool)
+            given: object = self._placement
+            if isinstance(given, HasRacks):
+                racks = given.racks
+            else:
+                racks = make_racks(self._settings.placement, pool.loop, self._racks, self._topology)
             self._whereabouts = Whereabouts(self._bookies, pool, racks)
             self._context = ClientContext(
                 self._settings,
                 pool,
                 self._ledgers,
-                placement,
+                Placements(self._bookies, pool, self._rng, racks, self._regions, self._placement),
                 self._ensemble_change_disabled,
                 self._whereabouts.learn,
             )
             if self._settings.reorder_reads:
                 self._registrations = Registrations(self._bookies, pool)
         return self._context
-
-    def _rack_map(self, pool: ConnectionPool) -> RackMap:
-        settings = self._settings.placement
-        return RackMap(self._racks or resolver_of(settings), pool.loop, said_region(settings.region))
 
     async def _resolve(self, bookie: str) -> tuple[str, int]:
         address = await self._bookies.resolve(bookie)
@@ -375,6 +399,10 @@ class Whereabouts:
         self._nearness.find_region = racks.region_of
         self._racks = racks
         self._tasks = Tasks(lambda violation: logger.error("%s", violation))
+
+    async def own_region(self) -> str | None:
+        """Return the client's own region, None where it is not known."""
+        return await self._racks.own_region()
 
     async def learn(self, metadata: LedgerMetadata) -> None:
         """Learn where the bookies of a ledger are; returns after LEARN_S at the latest, and goes on learning. Never

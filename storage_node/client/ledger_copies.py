@@ -36,6 +36,7 @@ class LedgerCopies:
         self.ledger_id = ledger_id
         self._context = context
         self._pool = context.pool
+        self._metadata = metadata
         self._write_quorum = metadata.write_quorum
         self._ack_quorum = metadata.ack_quorum
         self._digest = digest_of(metadata)
@@ -105,7 +106,7 @@ class LedgerCopies:
             write_quorum=self._write_quorum,
             ack_quorum=self._ack_quorum,
         )
-        return await self._context.placement.replacements(wanted)
+        return await self._context.placements.of(self._metadata).replacements(wanted)
 
 
 class _Copies:

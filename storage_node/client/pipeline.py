@@ -28,7 +28,7 @@ from metadata.foundation.errors import (
 from metadata.foundation.tasks import end_tasks
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.health import Outage
-from storage_node.client.placement.policies import Placement
+from storage_node.client.placement.by_settings import Placements
 from storage_node.errors import (
     EntryTooLargeError,
     LedgerClosedError,
@@ -83,7 +83,7 @@ class ClientContext:
     settings: ClientSettings
     pool: ConnectionPool
     ledgers: LedgerStore
-    placement: Placement
+    placements: Placements
     ensemble_change_disabled: Callable[[], bool]
     """Asked when a bookie has failed: whether writers keep it even so, and send it again what it failed."""
     learn_places: Callable[[LedgerMetadata], Coroutine[Any, Any, None]]
@@ -407,7 +407,8 @@ class AddPipeline:
 
     async def _replacements(self, wanted: PickReplacements) -> tuple[Mapping[int, str], DistributedLogError | None]:
         try:
-            return await self._context.placement.replacements(wanted), None
+            placement = self._context.placements.of(self.machine.metadata)
+            return await placement.replacements(wanted), None
         except DistributedLogError as error:
             return {}, error
 

@@ -91,7 +91,8 @@ class EntryFetcher:
         self._digest: EntryDigest | None = None
         self._open: dict[_Fetch, None] = {}
         self._nearness = pool.nearness
-        self._hedge_timer: asyncio.TimerHandle | None = None
+        self._hedge_timer: asyncio.Handle | None = None
+        self._hedge_timer_at = 0.0
         self._sticky: int | None = None
         self._batches = 0
         self._refused = False  # no bookie of an ensemble serves batches
@@ -232,10 +233,13 @@ class EntryFetcher:
     def _hedge_by(self, when: float) -> None:
         """Look at the open fetches at `when`, or before. One timer serves all of them."""
         if self._hedge_timer is not None:
-            if self._hedge_timer.when() <= when:
+            # Its handle cannot be asked: for a time that is less than half a millisecond away uvloop gives one of
+            # another kind, which knows no time.
+            if self._hedge_timer_at <= when:
                 return
             self._hedge_timer.cancel()
         self._hedge_timer = self._loop.call_at(when, self._hedge)
+        self._hedge_timer_at = when
 
     def _hedge(self) -> None:
         self._hedge_timer = None

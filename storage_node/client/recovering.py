@@ -9,14 +9,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from storage_node.client.connections import Answer, answer_error
 from storage_node.client.pipeline import AddPipeline, ClientContext, MetadataUpdates, Tasks, digest_of
-from storage_node.client.placement.arranging import Adherence, windows
+from storage_node.client.placement.arranging import windows
+from storage_node.client.placement.ledger_rules import rule_of
 from storage_node.client.reading import EntryFetcher
 from storage_node.errors import LedgerRecoveryError, ProtocolError
 from storage_node.protocol.digests import Entry, master_key
@@ -46,6 +47,9 @@ SpansDomains: TypeAlias = Callable[[Collection[str]], bool]
 MAX_ROUNDS = 5
 """How often a recovery starts over because the ensembles changed under it."""
 
+LOCATION_PAUSES_S: Final = (0.5, 1.0, 2.0)
+"""Pauses between looks for the bookies' locations, before a recovery that needs them is refused."""
+
 _LAST_ENTRY = -1
 
 
@@ -68,27 +72,51 @@ async def recover(context: ClientContext, ledger_id: int, current: Versioned[Led
 
 
 async def _spread(context: ClientContext, ledger_id: int, metadata: LedgerMetadata) -> SpansDomains | None:
-    """Return what `enforceMinNumFaultDomainsForWrite` asks of the entries that are added again: the same as of a
-    writer's.
+    """Return what `enforceMinNumFaultDomainsForWrite` asks of the entries that are added again: the same as of the
+    writer's, by the ledger's own rule where it has one (`ledger_rules`), else by these settings.
 
-    It asks nothing where the last ensemble cannot keep it (another client placed it, or locations are not known any
-    more): no number of acknowledgements would be enough, and the ledger could never be closed.
+    A bookie whose location is not known proves nothing: where the others do not suffice it is asked for again, and then
+    the recovery is refused, for entries that are acknowledged in one region would be lost with it. Where all are known
+    and the last ensemble cannot keep the rule (another client placed it, or its bookies have moved) nothing is asked:
+    no number of acknowledgements would be enough, and the ledger could never be closed.
     """
-    if metadata.is_closed or not context.settings.placement.enforce_min_num_fault_domains_for_write:
+    rule, settings = rule_of(metadata), context.settings.placement
+    counts = settings.enforce_min_num_fault_domains_for_write if rule is None else rule.by_acknowledgements
+    if metadata.is_closed or not counts:
         return None
+    placement = context.placements.of(metadata)
     bookies, write_quorum = metadata.last_ensemble.bookies, metadata.write_quorum
-    spans = partial(context.placement.spans_fault_domains, write_quorum=write_quorum)
-    verdict = await context.placement.judge(bookies, write_quorum, metadata.ack_quorum)  # learns where they are
-    write_sets = ([bookies[index] for index in window] for window in windows(len(bookies), write_quorum))
-    if verdict is Adherence.FAIL or not all(map(spans, write_sets)):
+    spans = partial(placement.spans_fault_domains, write_quorum=write_quorum)
+    write_sets = [[bookies[index] for index in window] for window in windows(len(bookies), write_quorum)]
+    for pause_s in (*LOCATION_PAUSES_S, None):
+        unlocated = await placement.unlocated(bookies)
+        if all(map(spans, write_sets)):
+            return spans
+        if not unlocated:
+            break
+        if pause_s is None:
+            raise _unlocated_error(ledger_id, unlocated)
         logger.warning(
-            "ledger %d is recovered without enforceMinNumFaultDomainsForWrite: its ensemble %s is in too few racks or "
-            "regions",
-            ledger_id,
-            ", ".join(bookies),
+            "ledger %d waits to be recovered: it is not known where %s lie", ledger_id, ", ".join(sorted(unlocated))
         )
-        return None
-    return spans
+        await asyncio.sleep(pause_s)
+    logger.warning(
+        "ledger %d is recovered without enforceMinNumFaultDomainsForWrite: its ensemble %s is in too few racks or "
+        "regions",
+        ledger_id,
+        ", ".join(bookies),
+    )
+    return None
+
+
+def _unlocated_error(ledger_id: int, unlocated: Collection[str]) -> LedgerRecoveryError:
+    return LedgerRecoveryError(
+        f"it is not known in which racks or regions {', '.join(sorted(unlocated))} lie, and what is known of the "
+        "others does not suffice for enforceMinNumFaultDomainsForWrite; the ledger was not closed, and nothing is lost",
+        advice="See why the look-up of locations fails (reppDnsResolverClass, networkTopologyScriptFileName), then try "
+        "again",
+        ledger_id=ledger_id,
+    )
 
 
 class _AddsAgain(AddPipeline):

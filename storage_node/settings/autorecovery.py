@@ -52,7 +52,21 @@ class AutoRecoverySettings:
         0,
         "auditorPeriodicPlacementPolicyCheckInterval",
         "Seconds between two checks whether closed ledgers keep the placement policy; 0 or less: never. Those "
-        "that do not are counted and named in the log; nothing is moved",
+        "that do not are counted and named in the log",
+    )
+    repair_placement: bool = setting(
+        FLAG,
+        False,
+        "repairedPlacementPolicyNotAdheringBookieEnable",
+        "Move copies of closed ledgers that do not keep the placement policy: the auditor marks what its check of "
+        "placement finds, workers copy to other nodes and then enter those into the ledger's metadata",
+    )
+    underreplicated_grace_period_s: int = setting(
+        WHOLE,
+        0,
+        "underreplicatedLedgerRecoveryGracePeriod",
+        "Seconds after which a marked ledger that is not repaired yet is counted and named in the log, as an error, by "
+        "the check of placement; 0 or less: never",
     )
     ledger_verification_percentage: int = setting(
         WHOLE,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from metadata.bookkeeper.topology import check_location
+from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, WORDS, required, setting
 from storage_node.errors import BookieConfigurationError
 from storage_node.protocol.frames import MAX_FRAME_BYTES
@@ -72,6 +74,14 @@ class BookieSettings:
         False,
         "useHostNameAsBookieID",
         "Name the node by its host's name, not its address, where neither bookieId nor advertisedAddress does",
+    )
+    network_location: str = setting(
+        TEXT,
+        "",
+        "networkLocation",
+        "Where the node is, `/region/rack` or `/rack`: it says so in metadata when it starts, for clients with "
+        "reppDnsResolverClass=announced. Empty: it says nothing, and what it said before is removed",
+        own=True,
     )
 
     zk_servers: str = setting(
@@ -343,6 +353,11 @@ class BookieSettings:
                 advice="Raise it, or lower skipListSizeLimit or nettyMaxFrameSizeBytes",
             )
         self._check_compaction()
+        if self.network_location:
+            try:
+                check_location(self.network_location, "networkLocation")
+            except CallerError as error:
+                raise BookieConfigurationError(error.message, advice=error.advice) from error
 
     def _check_compaction(self) -> None:
         minor, major = self.minor_compaction_threshold, self.major_compaction_threshold

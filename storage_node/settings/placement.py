@@ -17,7 +17,7 @@ PAGE: Final = "docs/settings/ledger-client.md"
 """Where people find the settings of the ledger client, these among them."""
 
 Policy = Literal["rackaware", "regionaware", "uniform"]
-Resolver = Literal["script", "racks", "rows"]
+Resolver = Literal["script", "racks", "rows", "announced"]
 
 POLICIES: Final[Mapping[str, Policy]] = {
     "rackaware": "rackaware",
@@ -43,6 +43,7 @@ RESOLVERS: Final[Mapping[str, Resolver]] = {
     "rows": "rows",
     "DNSResolverForRows": "rows",
     "org.apache.distributedlog.net.DNSResolverForRows": "rows",
+    "announced": "announced",
 }
 """The values of `reppDnsResolverClass`."""
 
@@ -104,7 +105,8 @@ class PlacementSettings:
         TEXT,
         "script",
         "reppDnsResolverClass",
-        "What finds a bookie's rack: `script`, `racks` or `rows` (from its host's name); upstream's class names too",
+        "What finds a bookie's rack: `script`, `racks` or `rows` (from its host's name; upstream's class names too) or "
+        "`announced` (what nodes of this library say by networkLocation)",
     )
     network_topology_script_file_name: str = setting(
         TEXT,
@@ -226,9 +228,10 @@ class PlacementSettings:
                 f"networkTopologyScriptFileName is set, but racks come from {self.repp_dns_resolver_class}",
                 advice="Set reppDnsResolverClass (bkEnsemblePlacementDnsResolverClass of a log) to ScriptBasedMapping",
             )
-        if self.dns_resolver_overrides and resolver == "script":
+        if self.dns_resolver_overrides and resolver not in ("racks", "rows"):
             raise CallerError(
-                "dnsResolverOverrides changes regions read from host names, but racks come from a script",
+                "dnsResolverOverrides changes regions read from host names, but racks "
+                + ("come from a script" if resolver == "script" else "are announced by the nodes"),
                 advice="Set reppDnsResolverClass to DNSResolverForRacks or DNSResolverForRows",
             )
         by_regions = self.policy == "regionaware"

@@ -24,7 +24,9 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import SettingsError
-from dlspark.sandbox.sandbox import Sandbox
+from dlspark.sandbox.sandbox import LEDGERS_PATH, Sandbox
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.topology import TopologyStore
 from metadata.distributedlog.sink_marks import LogMark
 from metadata.distributedlog.sinks import SinkStore, StagedLedger, log_tag
 from metadata.foundation.errors import CallerError
@@ -105,6 +107,53 @@ def test_ledgers_are_judged_by_the_placement_policy(shell: Shell) -> None:
     assert (alone["fail"], alone["soft"]) == (0, found["closed"])
     refused = shell.run("regions", "check", "--set", "bkc.ensemblePlacementPolicy=uniform", status=1)
     assert "no rule that a ledger could break" in refused.stderr
+
+
+def test_regions_are_listed_closed_and_opened(shell: Shell, cli_sandbox: Sandbox) -> None:
+    async def announce(*locations: str | None) -> None:
+        store = await ZooKeeperStore.connect(cli_sandbox.zookeeper_address)
+        try:
+            topology = TopologyStore(store, LEDGERS_PATH)
+            for node, location in zip(await BookieRegistry(store, LEDGERS_PATH).cookies(), locations, strict=True):
+                await topology.announce(node, location)
+        finally:
+            await store.close()
+
+    assert "3 storage nodes have no region and get no copies" in shell.run("regions", "list").stdout
+    over_regions = [
+        *("--set", "bkEnsemblePlacementDnsResolverClass=announced", "--set", "bkc.ensemblePlacementPolicy=regionaware"),
+        *("--set", "bkc.enforceMinNumFaultDomainsForWrite=true"),
+    ]
+    asyncio.run(announce("/eu/r1", "/us/r1", None))
+    try:
+        assert "2 storage nodes announce another location" in shell.run("regions", "list").stdout
+        listed = shell.json("regions", "list", *over_regions)
+        assert [(one["region"], one["new_copies"], one["writable"]) for one in listed["regions"]] == [
+            ("eu", True, 1),
+            ("us", True, 1),
+        ]
+        assert [one["region"] for one in listed["nodes"]] == ["eu", "us", None]
+        assert listed["notes"] == [NO_REGION]
+        assert "there are eu, us" in shell.run("regions", "disallow", "mars", status=1).stderr
+        done = shell.json("regions", "disallow", "eu", *over_regions, status=3)
+        assert done == {"region": "eu", "disallowed": True, "changed": True, "left": ["us"]}
+        said = shell.run("regions", "disallow", "eu", *over_regions, status=3).stdout
+        assert "disallowed already; nothing was changed" in said
+        assert "ask for copies in 2 regions, and 1 region is left" in said
+        assert "no other region than us" in shell.run("regions", "disallow", "us", status=1).stderr
+        text = shell.run("regions", "list").stdout
+        assert "no: disallowed" in text
+        assert "without regard to regions (ensemblePlacementPolicy=rackaware)" in text
+        assert shell.json("regions", "allow", "eu")["changed"] is True
+        assert "was not disallowed; nothing was changed" in shell.run("regions", "allow", "eu").stdout
+    finally:
+        asyncio.run(announce(None, None, None))
+
+
+NO_REGION = (
+    "1 storage node has no region and gets no copies by a placement over regions: set networkLocation=/region/rack in "
+    "the node's file and restart it, or have a script or the hosts' names say it"
+)
 
 
 class TestOptions:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -21,7 +22,15 @@ from dlspark.sandbox.proxies import READER
 from dlspark.sandbox.sandbox import Sandbox
 from dlspark.sandbox.state import SandboxState
 from dlspark.serving.process.peers import ProxyPeers
-from dlspark.serving.protocol.operations import Answer, Refusal, StatusCode, WriteReceipt, WriteRecords
+from dlspark.serving.protocol.operations import (
+    Answer,
+    Done,
+    Refusal,
+    ReleaseStream,
+    StatusCode,
+    WriteReceipt,
+    WriteRecords,
+)
 from metadata.foundation.errors import CallerError
 from storage_node.transport.tcp import TcpNetwork
 
@@ -30,7 +39,10 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module", name="tier")
 def _tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    with Sandbox(tmp_path_factory.mktemp("proxies") / "sandbox", nodes=1, proxies=2) as running:
+    with ExitStack() as ending:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("DLSPARK_REGION", "home")  # of its processes
+            running = ending.enter_context(Sandbox(tmp_path_factory.mktemp("proxies") / "sandbox", nodes=1, proxies=2))
         yield running
 
 
@@ -57,6 +69,17 @@ def write(address: str, *streams: str) -> list[Answer]:
             await peers.close()
 
     return asyncio.run(asked())
+
+
+def peers_release(address: str, stream: str) -> None:
+    async def asked() -> Answer:
+        peers = ProxyPeers(TcpNetwork())
+        try:
+            return await peers.call(address, ReleaseStream(stream), 30_000)
+        finally:
+            await peers.close()
+
+    assert asyncio.run(asked()) == Done()
 
 
 def written(address: str, *streams: str) -> None:
@@ -95,6 +118,31 @@ def test_a_stream_is_moved_and_balanced_back(tier: Sandbox) -> None:
     assert result(tier, "balance")["moved"] == []
     counts = [one["streams"] for one in result(tier, "list")["proxies"] if one["kind"] == "write"]
     assert abs(counts[0] - counts[1]) <= 1
+
+
+def test_a_log_is_moved_to_a_region_or_refused_with_what_to_do(tier: Sandbox) -> None:
+    first, second = tier.proxies.write_addresses
+    written(first, "at-home")
+    assert {one["region"] for one in result(tier, "list")["proxies"]} == {"home"}
+    assert "home" in run(tier, "list").stdout
+
+    def moved(log: str, region: str, *more: str, status: int) -> Result:
+        arguments = ["regions", "move", log, region, *more]
+        done = CliRunner().invoke(app, arguments, env={"DLSPARK_URI": tier.uri})
+        assert done.exit_code == status, (done.output, done.stderr, done.exception)
+        return done
+
+    assert "already" in moved("at-home", "home", status=0).stdout
+    away = moved("at-home", "away", status=1).stderr
+    assert "DLSPARK_REGION=away dlspark proxy write" in away
+    assert "home" in away
+    assert "no such log" in moved("mistyped", "home", status=1).stderr
+    run(tier, "move", "at-home", second)
+    write(second, "at-home")
+    peers_release(second, "at-home")
+    opened = json.loads(moved("at-home", "home", "--output", "json", status=0).stdout)
+    assert (opened["from"], opened["moved"], opened["round_trips"]) == (None, True, 2)
+    assert owners(tier)["at-home"] in (first, second)
 
 
 def test_a_drained_proxy_takes_nothing_until_it_may_again(tier: Sandbox) -> None:

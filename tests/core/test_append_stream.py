@@ -9,7 +9,7 @@ import pytest
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
-from dlspark.errors import AlreadyTruncatedError, EndOfStreamError
+from dlspark.errors import AlreadyTruncatedError, EndOfStreamError, LogEmptyError
 from metadata.foundation.errors import CallerError, CorruptDataError
 
 
@@ -199,3 +199,27 @@ async def test_bytes_that_were_truncated_are_missed_and_the_others_are_found(nam
     assert await log.start() == DLSN(2, 0, 0)
     async with await log.open_append_stream() as stream:
         assert stream.position == 16
+
+
+async def test_the_length_is_what_is_committed_also_where_nothing_is_left_to_read(namespace):
+    log = await namespace.open_log("length")
+    await namespace.create_log("length")
+    async with await log.open_append_reader() as reader:
+        assert await reader.length() == 0
+        async with await log.open_append_stream() as stream:
+            await stream.append(b"0123456789")
+            await stream.force()
+            assert await reader.length() == 10
+            assert await reader.seek(await reader.length() - 3) == 7
+            assert await reader.read() == b"789"
+        await log.truncate(await log.end())
+        with pytest.raises(LogEmptyError):
+            await log.last_txid()
+        assert await reader.length() == 10
+        async with await log.open_append_stream() as stream:
+            assert await stream.append(b"abc") == 13
+            await stream.mark_end_of_stream()
+        assert await reader.length() == 13
+        assert await log.truncate(await log.end()) == await log.end()
+        with pytest.raises(LogEmptyError):
+            await reader.length()

@@ -18,6 +18,7 @@ from helpers.waiting import until
 
 from dlspark.testing.java_process import JavaTool
 from metadata.bookkeeper.auditors import AuditorStore
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.bookkeeper.replication import ReplicationStore
 from metadata.zookeeper.client import ZooKeeperStore
 
@@ -65,6 +66,29 @@ async def test_auditors_and_workers_of_both_kinds_share_a_cluster(java: JavaTool
                         await asyncio.to_thread(lost.kill)
                         await asyncio.wait_for(repaired(ask, ledgers, lost.id), REPAIR_WITHIN_S)
                         await asyncio.wait_for(until_nothing_is_left(marks), REPAIR_WITHIN_S)
+            await read_by_both(ask, cluster, every)
+    finally:
+        await store.close()
+
+
+async def test_a_java_worker_takes_a_mark_that_names_no_bookie_for_done(
+    java: JavaTool, zk: str, tmp_path: Path
+) -> None:
+    """Ours marks so what lies in the wrong place; a worker that does not mend it must not stumble over it."""
+    store = await ZooKeeperStore.connect(zk)
+    try:
+        with nodes(java, zk, tmp_path, 1, 3) as running:
+            cluster = running.cluster
+            ask = cluster.on(java)
+            marks, ledgers = ReplicationStore(store, cluster.root), LedgerStore(store, cluster.root)
+            every = await ledgers_of_both(ask, cluster, running.own[0].id)
+            before = [await ledgers.read(ledger_id) for ledger_id in every]
+            async with java_auto_recovery(cluster, java):
+                await asyncio.wait_for(until_auditor(AuditorStore(store, cluster.root), ours=False), REPAIR_WITHIN_S)
+                for ledger_id in every:
+                    assert await marks.mark_placement(ledger_id, 1_700_000_000_000)
+                await asyncio.wait_for(until_nothing_is_left(marks), REPAIR_WITHIN_S)
+            assert [await ledgers.read(ledger_id) for ledger_id in every] == before
             await read_by_both(ask, cluster, every)
     finally:
         await store.close()

@@ -30,6 +30,7 @@ from helpers.waiting import until
 from dlspark.testing.java_process import JavaError, JavaTool
 from metadata.bookkeeper.ledger_metadata import DigestType, LedgerMetadata, LedgerState
 from metadata.foundation.errors import NoNodeError
+from storage_node.client.placement.ledger_rules import CUSTOM_KEY, LedgerRule, rule_of
 from storage_node.errors import LedgerFencedError, LedgerRecoveryError, UnauthorizedAccessError
 from storage_node.settings.client import ClientSettings
 
@@ -136,6 +137,24 @@ async def test_java_recovers_a_ledger_while_our_writer_has_adds_under_way(
 
 
 @both_versions
+async def test_a_ledger_s_rule_over_regions_outlives_a_recovery_by_java(
+    java: JavaTool, either_cluster: InteropCluster
+) -> None:
+    ask, rule = either_cluster.on(java), LedgerRule(2, by_acknowledgements=True, regions=("eu", "us", "ap"))
+    async with either_cluster.client() as client:
+        writer = await client.create(custom={CUSTOM_KEY: rule.encode(), "application": b"interop"})
+        await we_add(writer, SIZES)
+        await writer.abandon()
+        await ask("ledger.open", ledger=writer.ledger_id, recover=True)
+        metadata = await ask("ledger.metadata", ledger=writer.ledger_id)
+        assert metadata["state"] == "CLOSED"
+        assert metadata["custom"] == {CUSTOM_KEY: rule.encode().decode(), "application": "interop"}
+        reader = await client.open(writer.ledger_id, recover=False)
+        assert rule_of(reader.metadata) == rule
+        assert await contents_of(reader) == payloads(SIZES)
+        await reader.close()
+
+
 async def test_we_recover_a_ledger_while_the_java_writer_has_adds_under_way(
     java: JavaTool, either_cluster: InteropCluster
 ) -> None:

@@ -22,6 +22,8 @@ from metadata.foundation.errors import CallerError
 pytestmark = pytest.mark.torture
 
 FEW = 300
+FOUND = (68732,)
+"""Topologies that long rounds have found: the search of an ensemble gave up, and another order of regions has one."""
 BATCH = 100
 FEW_ENSEMBLES, ENSEMBLES = 500, 10_000
 """For each distribution; the second with --rounds."""
@@ -46,7 +48,7 @@ async def test_ensembles_replacements_and_refusals_on_random_topologies(
     policies: JavaTool, rounds: int | None, seed: int | None
 ) -> None:
     found = Comparison()
-    seeds = [seed] if seed is not None else list(range(rounds or FEW))
+    seeds = [seed] if seed is not None else [*FOUND, *range(rounds or FEW)]
     for start in range(0, len(seeds), BATCH):
         topologies = [draw(number) for number in seeds[start : start + BATCH]]
         played: list[list[Played]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
 import sys
@@ -13,7 +14,7 @@ import pytest
 from helpers.waiting import until
 
 from dlspark.sandbox.delay_line import Way
-from dlspark.sandbox.gateways import GatewayAddress, Gateways
+from dlspark.sandbox.gateways import Carried, GatewayAddress, Gateways, new_gateway_loop
 from metadata.foundation.socks import SocksProxy
 from metadata.zookeeper.edge import LoopHandler
 from storage_node.edge import Link
@@ -114,6 +115,23 @@ async def test_an_attempt_at_a_connection_over_a_cut_is_not_answered() -> None:
         listener = await TcpNetwork().listen(THERE, 0, Frames)
         with pytest.raises(BookieUnreachableError, match="no answer within 200 ms"):
             await network.connect(THERE, listener.port, Frames(), timeout_ms=200)
+        await listener.close()
+
+
+@pytest.mark.parametrize("cut", [("r1", "r2"), ("r2", "r1")], ids=["to the server", "from the server"])
+async def test_attempts_that_were_given_up_hold_no_sockets_until_a_cut_is_healed(
+    cut: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlspark.sandbox.gateways.GIVEN_UP_CHECK_S", 0.02)
+    async with gateways(Way(*cut, opened=False)) as (opened, network):
+        listener = await TcpNetwork().listen(THERE, 0, Frames)
+        for _ in range(3):
+            with pytest.raises(BookieUnreachableError):
+                await network.connect(THERE, listener.port, Frames(), timeout_ms=100)
+        await until(lambda: opened.connections == 0)
+        opened.replace_ways([Way(*cut)])
+        link = await network.connect(THERE, listener.port, Frames(), timeout_ms=5000)
+        link.close()
         await listener.close()
 
 
@@ -219,3 +237,38 @@ async def test_what_is_no_socks_request_is_closed() -> None:
         writer.write(b"GET / HTTP/1.1\r\n\r\n\0")
         assert await reader.read() == b""
         writer.close()
+
+
+async def test_what_regions_send_each_other_is_counted_by_direction_and_server() -> None:
+    async with gateways() as (opened, network):
+        listener = await TcpNetwork().listen(THERE, 0, Frames)  # sends back what it receives
+        silent = await TcpNetwork().listen(THERE, 0, lambda _: Frames())
+        first = await network.connect(THERE, listener.port, Frames(), timeout_ms=5000)
+        second = await network.connect(THERE, silent.port, Frames(), timeout_ms=5000)
+        assert opened.carried() == []
+        send(first, b"x" * 96)
+        send(second, b"y" * 6)
+        echoed, heard = f"{THERE}:{listener.port}", f"{THERE}:{silent.port}"
+        wanted = {Carried("r1", "r2", echoed, 100), Carried("r2", "r1", echoed, 100), Carried("r1", "r2", heard, 10)}
+        await until(lambda: set(opened.carried()) == wanted, lambda: str(opened.carried()))
+        for link in (first, second):
+            link.close()
+        await listener.close()
+        await silent.close()
+
+
+def test_timers_of_gateways_are_finer_than_the_milliseconds_of_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    wait = select.select
+
+    def noted(read: list[int], write: list[int], failed: list[int], timeout: float) -> object:
+        waits.append(timeout)
+        return wait(read, write, failed, timeout)
+
+    monkeypatch.setattr(select, "select", noted)
+    loop = new_gateway_loop()
+    try:
+        loop.run_until_complete(asyncio.sleep(0.0004))
+    finally:
+        loop.close()
+    assert any(0 < timeout < 0.0005 for timeout in waits), waits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -78,6 +79,57 @@ def test_commands_are_carried_out_and_answered_with_the_conditions(state: Sandbo
     assert stand_in.done == ["kill r2", "heal r2"]
 
 
+def test_a_question_is_answered_while_a_region_is_being_healed(state: SandboxState, stand_in: StandIn) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def heal(name: str) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    stand_in.heal_region = heal  # type: ignore[method-assign]
+    healing = threading.Thread(target=tell, args=(state, RegionCommand("heal", "r2")))
+    healing.start()
+    assert begun.wait(60)
+    assert tell(state, RegionCommand("list")) == {"r1": "", "r2": "", "r3": ""}
+    go_on.set()
+    healing.join(60)
+    assert not healing.is_alive()
+
+
+def test_a_command_that_fails_unexpectedly_is_answered_and_others_are_taken(
+    state: SandboxState, stand_in: StandIn
+) -> None:
+    def kill(name: str) -> None:
+        raise OSError(12, "no memory")
+
+    stand_in.kill_region = kill  # type: ignore[method-assign]
+    with pytest.raises(CallerError, match="kill r2 failed, it may be done in part: OSError"):
+        tell(state, RegionCommand("kill", "r2"))
+    assert tell(state, RegionCommand("cut", "r1"))["r1"] == "cut off"
+
+
+def test_closing_does_not_wait_without_end_for_a_command_that_hangs(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlspark.sandbox.region_control.CLOSE_TIMEOUT_S", 0.05)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def heal(name: str) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    stand_in.heal_region = heal  # type: ignore[method-assign]
+    control = RegionControl(stand_in)
+    state = replace(STATE, pid=os.getpid(), started=processes.started(os.getpid()), control_port=control.port)
+    healing = threading.Thread(target=tell, args=(state, RegionCommand("heal", "r2")))
+    healing.start()
+    assert begun.wait(60)
+    control.close()
+    assert healing.is_alive()
+    go_on.set()
+    healing.join(60)
+
+
 def test_a_slow_region_is_as_far_from_all_others_as_it_is_slow(stand_in: StandIn) -> None:
     stand_in.regions.slow("r3", 500)
     delays = {(way.source, way.target): way.delay_ms for way in stand_in.regions._ways()}
@@ -138,7 +190,7 @@ def test_a_program_is_in_a_region_by_its_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"regions": 2}, "cannot have 2 regions: each has one of ZooKeeper's voters"),
+        ({"regions": 2}, "cannot have 2 regions: most of ZooKeeper's voters"),
         ({"regions": 11}, "cannot have 11 regions"),
         ({"regions": 3, "port": 2181}, "several ZooKeeper servers"),
         ({"regions": 3, "proxies": 1}, "no proxies and no cold storage"),
@@ -151,6 +203,15 @@ def test_what_a_sandbox_with_regions_cannot_have_is_refused(
 ) -> None:
     with pytest.raises(CallerError, match=text):
         Sandbox(tmp_path, **arguments)
+
+
+@pytest.mark.parametrize(("regions", "votes"), [(3, 3), (4, 3), (5, 5), (6, 5), (9, 5)])
+def test_an_odd_number_of_servers_has_a_vote_and_the_others_observe(tmp_path: Path, regions: int, votes: int) -> None:
+    places = tuple(replace(PLACES[0], name=f"r{n}", zookeeper_port=20000 + n) for n in range(1, regions + 1))
+    made = SandboxRegions(tmp_path, replace(STATE, regions=places), 250, cast(Any, None))
+    configurations = [server._member.config() for server in made._voters.values() if server._member is not None]
+    assert ["peerType=observer" in one for one in configurations] == [n >= votes for n in range(regions)]
+    assert {one.count(":observer\n") for one in configurations} == {regions - votes}
 
 
 def test_a_directory_keeps_its_regions(tmp_path: Path) -> None:

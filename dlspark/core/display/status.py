@@ -23,7 +23,7 @@ from dlspark.core.markup import Printed, escaped, failure, folded, heading, prin
 from dlspark.core.reading.segments import first_active
 from dlspark.core.runtime import Runtime
 from dlspark.core.services import Services
-from metadata.distributedlog.locks import LockId, parse_member, sequence_of
+from metadata.distributedlog.lock_members import LockId, parse_member, sequence_of
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segment_changes import SegmentChanges
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus

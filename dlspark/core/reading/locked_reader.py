@@ -102,6 +102,15 @@ class AsyncLockedReader(AsyncLogReader):
             )
         return await self._subscriptions.commit(self.subscriber, dlsn or self.position, member=self._lock.member_path)
 
+    async def waiting(self) -> list[str]:
+        """Return the names of the clients that wait for this reader's lock, the next one first (`client_id`).
+
+        Readers that share several logs see by it who is there, and give up what is another one's part by closing.
+        Raises LockingError where the lock was lost.
+        """
+        self._check_loop()
+        return await self._lock.waiting()
+
     def _lock_lost_error(self) -> LockingError:
         return LockingError(
             "the reader's lock was lost with its metadata session",

@@ -277,7 +277,8 @@ class PlacementKeys:
         TEXT,
         "DNSResolverForRacks",
         "bkEnsemblePlacementDnsResolverClass",
-        "What finds racks: DNSResolverForRacks, DNSResolverForRows (by host names) or ScriptBasedMapping (by a script)",
+        "What finds racks: DNSResolverForRacks, DNSResolverForRows (by host names), ScriptBasedMapping (by a script) "
+        "or announced (what storage nodes of this library say by networkLocation)",
         per_log=False,
     )
     resolver_overrides: str = setting(

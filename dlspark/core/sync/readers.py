@@ -180,6 +180,14 @@ class LockedReader(LogReader):
         """
         return self._runtime.run(self._inner.commit_position(dlsn))
 
+    def waiting(self) -> list[str]:
+        """Return the names of the clients that wait for this reader's lock, the next one first (`client_id`).
+
+        Readers that share several logs see by it who is there, and give up what is another one's part by closing.
+        Raises LockingError where the lock was lost.
+        """
+        return self._runtime.run(self._inner.waiting())
+
     def close(self) -> None:
         """End the read-ahead and give the lock up. The position is stored by `commit_position` only. Idempotent."""
         if not self._runtime.closed:
@@ -279,7 +287,7 @@ class AppendReader(OpenedHere, io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
-        """Return True: from the start, or from here."""
+        """Return True: every byte is found by its number."""
         return True
 
     def tell(self) -> int:
@@ -304,11 +312,19 @@ class AppendReader(OpenedHere, io.RawIOBase):
         return self._runtime.run(self._inner.read())
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go on at another byte, from the start or from here; not from the end, which only reading finds."""
+        """Go on at another byte, from the start, from here, or from the end of what is committed now; returns it.
+
+        Raises CallerError before the start, and LogEmptyError from the end of a sealed stream that was truncated whole.
+        """
         self._checkClosed()
-        if whence not in (io.SEEK_SET, io.SEEK_CUR):
-            raise io.UnsupportedOperation("a stream that grows has no end to seek from")
-        base = self._inner.position if whence == io.SEEK_CUR else 0
+        if whence == io.SEEK_END:
+            base = self._runtime.run(self._inner.length())
+        elif whence == io.SEEK_CUR:
+            base = self._inner.position
+        elif whence == io.SEEK_SET:
+            base = 0
+        else:
+            raise io.UnsupportedOperation(f"whence {whence!r} is none of SEEK_SET, SEEK_CUR and SEEK_END")
         return self._runtime.run(self._inner.seek(base + offset))
 
     def close(self) -> None:

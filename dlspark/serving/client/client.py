@@ -33,6 +33,7 @@ from dlspark.serving.client.batching import BatchBounds
 from dlspark.serving.client.channels import ChannelFailure, Channels, Connect, ProxyChannel
 from dlspark.serving.client.dispatch import ClientCounters, Dispatcher, InFlightRequest
 from dlspark.serving.client.fleet import Fleet, fleets_of
+from dlspark.serving.client.fleet_routes import FleetRoutes
 from dlspark.serving.client.monitor import INTERVAL_MS, AsyncStreamMonitor
 from dlspark.serving.client.multi_stream import AsyncMultiStreamWriter, MultiStreamLimits
 from dlspark.serving.client.producers import ProducerSession
@@ -64,9 +65,8 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
-from dlspark.serving.routing.hosts import Route, address_of
-from dlspark.serving.routing.other_routes import RegionChain
-from metadata.foundation.errors import CallerError
+from dlspark.serving.routing.hosts import address_of
+from dlspark.serving.routing.own_region import OwnRegionFirst
 from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.settings import Value
 from metadata.foundation.tasks import Once, each
@@ -78,8 +78,6 @@ logger = logging.getLogger(__name__)
 MAX_PRODUCERS: Final = 10_000
 """Producers that a client has at a time; the one that was not used for longest ends, if nothing of it is under way."""
 _NAME_ONE: Final = "Give host:port, a namespace's URI, or the setting finagleNameStr"
-LOCAL_REGION: Final = "local"
-"""What the first region is called; the others are `region-2` and so on."""
 _RANDOM: Final = random.SystemRandom()
 
 
@@ -120,7 +118,7 @@ class AsyncClient(OnOneLoop):
         self._loop = asyncio.get_running_loop()
         self._clock = clock if clock is not None else SystemClock()
         self._random_bits = random_bits
-        self._regions: list[Route] = []
+        self._routes: FleetRoutes | None = None
         self._buffer_pool = BufferPool(settings.max_pending_bytes, settings.max_pending_records)
         self._unique = f"{settings.client_id or settings.name}-{uuid.UUID(int=random_bits(128), version=4)}"
         self._incarnation = 0
@@ -151,6 +149,8 @@ class AsyncClient(OnOneLoop):
                 write proxies.
             network: makes the connections; None: TCP.
 
+        In a namespace the proxies of the own region are asked first (setting `region`, or DLSPARK_REGION).
+
         Raises CallerError, SettingsError, MetadataUnavailableError, or NoProxiesError where no proxy is announced in
         time.
         """
@@ -168,39 +168,31 @@ class AsyncClient(OnOneLoop):
             for fleet in (*self._fleets, *self._read_fleets):
                 opened.append(fleet)
                 await fleet.open(self._fleet_changed)
+            routes = FleetRoutes(self._fleets, self._read_fleets, self.settings)
         except BaseException:
             await each([fleet.close for fleet in opened])
             raise
-        self._regions = [self.settings.route(fleet.write_hosts) for fleet in self._fleets]
-        names = [LOCAL_REGION, *(f"region-{number}" for number in range(2, len(self._regions) + 1))]
-        chain = RegionChain(list(zip(names, self._regions, strict=True)))
         self._dispatcher = Dispatcher(
             lambda connected, closed: Channels(self._connect, on_connected=connected, on_closed=closed),
-            chain if len(self._regions) > 1 else self._regions[0],
+            routes.writing,
             self.settings.ownerships(),
             self.settings.limits(),
             self.settings.handshakes(),
             checksum=self.settings.checksum,
             now=self._clock.elapsed_s,
+            own_region=routes.own if isinstance(routes.writing, OwnRegionFirst) else "",
         )
-        self._reads = ReadRoutes(self._dispatcher, self.settings.read_route(), self.settings)
+        self._routes = routes
+        self._reads = ReadRoutes(self._dispatcher, routes.reading, self.settings)
         self._fleet_changed()
 
     def _fleet_changed(self) -> None:
         """Note that a fleet has other proxies now."""
-        if self._reads is None:
+        if self._reads is None or self._routes is None:
             return
         now = self._clock.elapsed_s()
-        for route, fleet in zip(self._regions, self._fleets, strict=True):
-            try:
-                route.update(fleet.write_hosts, now)
-            except CallerError as error:  # the list is from elsewhere: what was known stays
-                logger.warning("a list of proxies is not taken: %s", error)
-        of_reading = [host for fleet in (self._read_fleets or self._fleets) for host in fleet.read_hosts]
-        if self._read_fleets and not of_reading:
-            of_reading = [host for fleet in self._read_fleets for host in fleet.write_hosts]
-        of_writing = [host for fleet in self._fleets for host in fleet.write_hosts]
-        self._reads.update(of_reading or of_writing, now)
+        self._routes.update(now)
+        self._reads.update(self._routes.read_hosts(), now)
 
     # ------------------------------------------------------------------ writing
 

@@ -3,7 +3,8 @@
     "host:port,host:port"           these, for as long as the client lives
     "distributedlog://zk:2181/ns"   the proxies that are announced in the namespace, as they come and go
 
-Each is one region's. A client of several regions has several fleets, the local one first. A list needs nothing but the
+A namespace's proxies announce their regions; a list is one region's. A client that is given several lists has several
+fleets, the local region's first. A list needs nothing but the
 proxies themselves: what talks to ZooKeeper is imported only where a namespace is given, and then only to learn
 addresses.
 
@@ -41,7 +42,12 @@ class NoProxiesError(NotAppliedError):
 
 
 class Fleet(Protocol):
-    """Knows the proxies of one region."""
+    """Knows the proxies of a list, or of a namespace."""
+
+    @property
+    def says_regions(self) -> bool:
+        """Whether its hosts say in which region they are, where they know it."""
+        ...
 
     @property
     def write_hosts(self) -> tuple[ProxyHost, ...]:
@@ -65,6 +71,8 @@ class Fleet(Protocol):
 class StaticFleet:
     """Knows proxies from a list that does not change."""
 
+    says_regions = False
+
     def __init__(self, addresses: Sequence[str], read_addresses: Sequence[str] = ()) -> None:
         """Take addresses, `host:port`. Raises CallerError."""
         self.write_hosts = tuple(ProxyHost(address) for address in addresses)
@@ -86,6 +94,8 @@ class AnnouncedFleet:
 
     Raises CallerError for a text that is not a namespace's URI.
     """
+
+    says_regions = True
 
     def __init__(self, uri: str, open_store: Callable[[str], MetadataStore] | None = None) -> None:
         from metadata.distributedlog.namespaces import NamespaceUri
@@ -134,7 +144,9 @@ class AnnouncedFleet:
         self._changed(members, self.write_hosts, writes=False)
 
     def _changed(self, members: tuple[ProxyMember, ...], others: tuple[ProxyHost, ...], *, writes: bool) -> None:
-        hosts = tuple(ProxyHost(str(one.endpoint), one.shard) for one in members if one.frames is not None)
+        hosts = tuple(
+            ProxyHost(str(one.endpoint), one.shard, region=one.region) for one in members if one.frames is not None
+        )
         if writes:
             self.write_hosts = hosts
         else:

@@ -1,5 +1,5 @@
-"""`OwnershipCache`: the proxy that is believed to own a stream; `Handshakes`: when proxies are asked what they own. No
-I/O.
+"""`OwnershipCache`: the proxy that is believed to own a stream; `ReadPlaces`: the one at which a log was read last;
+`Handshakes`: when proxies are asked what they own. No I/O.
 
     learnt    from an answer to a request on the stream, from a redirect, from a handshake
     dropped   when the proxy refuses the stream, or when its connection fails: then with all streams that it had
@@ -13,16 +13,19 @@ match the client's pattern as a whole are taken in.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
 from dlspark.errors import SettingsError
 from dlspark.serving.protocol.operations import Handshake
 from dlspark.serving.routing.hosts import address_of
+from dlspark.serving.routing.own_region import ReadRoute
 
 MAX_OWNERSHIPS: Final = 100_000
 """Streams that the cache holds: some 30 MB."""
 ANY_STREAM: Final = ".*"
+RETURN_S: Final = 10.0
+"""How long a log that is read in another region stays there, though a proxy of the own region can be asked."""
 
 
 class OwnershipCache:
@@ -119,6 +122,44 @@ class OwnershipCache:
         streams.discard(stream)
         if not streams:
             del self._streams[address]
+
+
+class ReadPlaces(OwnershipCache):
+    """Remembers at which proxy each log was last read, and gives one up in time where the route knows a better one.
+
+    A log that is read in another region, for the own one had failed or refused it, goes back after `RETURN_S` if a
+    proxy of the own region can be asked. Not at once: where those go on refusing it, each try is a request in vain.
+    """
+
+    def __init__(self, route: ReadRoute, now: Callable[[], float], max_streams: int = MAX_OWNERSHIPS) -> None:
+        """`now`: seconds that never go back, as the route is given them."""
+        super().__init__(ANY_STREAM, max_streams)
+        self._route = route
+        self._now = now
+        self._outranked: dict[str, float] = {}
+        """Streams that are read where there is a better proxy, and since when that was seen."""
+
+    def owner(self, stream: str) -> str | None:
+        """Return the proxy at which the log was last read; None where it is to be chosen anew."""
+        address = super().owner(stream)
+        now = self._now()
+        if address is None or not self._route.outranked(address, now):
+            self._outranked.pop(stream, None)
+            return address
+        if now - self._outranked.setdefault(stream, now) < RETURN_S:
+            return address
+        self.forget(stream)
+        return None
+
+    def _unlink(self, stream: str, address: str) -> None:
+        self._outranked.pop(stream, None)
+        super()._unlink(stream, address)
+
+    def forget_host(self, address: str) -> int:
+        """Drop all logs of a proxy that is gone; return their number."""
+        for stream in self.streams_of(address):
+            self._outranked.pop(stream, None)
+        return super().forget_host(address)
 
 
 class Handshakes:

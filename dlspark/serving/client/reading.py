@@ -36,13 +36,14 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.errors import EndOfStreamError, ReadCancelledError, ReadError
 from dlspark.serving.client.dispatch import Dispatcher, InFlightRequest
+from dlspark.serving.client.ownership import ReadPlaces
 from dlspark.serving.client.requests import Cancellable, Finished
 from dlspark.serving.client.settings import ThinClientSettings
 from dlspark.serving.protocol.deliveries import StoredEntry, batches_of, decode_stored, position_behind, records_of
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, ReadForm, ReadFrom, Refusal
 from dlspark.serving.routing.hosts import ProxyHost
-from dlspark.serving.routing.ring import BoundedRing
+from dlspark.serving.routing.own_region import ReadRoute
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.opened_here import OnOneLoop
 from storage_node.errors import ProtocolError
@@ -360,13 +361,13 @@ MAX_POLL_MS: Final = 60_000
 class ReadRoutes:
     """Opens and ends the readers of one client, and gives each its connection and its route."""
 
-    def __init__(self, dispatcher: Dispatcher, route: BoundedRing, settings: ThinClientSettings) -> None:
+    def __init__(self, dispatcher: Dispatcher, route: ReadRoute, settings: ThinClientSettings) -> None:
         self._dispatcher = dispatcher
         self._settings = settings
         self._route = route
         self._hosts: tuple[ProxyHost, ...] | None = None
         """Proxies that the route does not know yet: a client without readers makes no ring of them."""
-        self._last_read_at = settings.ownerships()
+        self._last_read_at = ReadPlaces(route, dispatcher.now, settings.ownership_cache_streams)
         """Where each stream was last read."""
         self._readers: dict[AsyncProxyReader, int] = {}
         """With the slot that each takes: `READERS_PER_CONNECTION` slots in a row are one connection."""

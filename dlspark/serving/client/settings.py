@@ -22,6 +22,8 @@ from dlspark.serving.client.write_sessions import SessionLimits
 from dlspark.serving.routing.hosts import BLACKOUT_S, ProxyHost, Route
 from dlspark.serving.routing.other_routes import ServerOrder, SingleHost
 from dlspark.serving.routing.ring import BALANCE, BoundedRing, HostRing
+from metadata.foundation.errors import CallerError
+from metadata.foundation.regions import region_named, said_region
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, Registry, setting
 
 PAGE: Final = "docs/settings/thin-client.md"
@@ -109,6 +111,14 @@ class ThinClientSettings:
         "How a stream is given to a proxy before its owner is known: by consistent hashing, by its hash in the sorted "
         "list of proxies, or always to the one proxy that there is",
         choices=(RING, ORDER, SINGLE),
+        own=True,
+    )
+    region: str = setting(
+        TEXT,
+        "",
+        "region",
+        "The region of this client, where proxies are found in a namespace: those that announce it are asked before "
+        "all others (docs/regions.md). Empty: the environment variable DLSPARK_REGION; without either all are alike",
         own=True,
     )
     blackout_ms: int = setting(
@@ -293,6 +303,18 @@ class ThinClientSettings:
         for key, text in (("producerName", self.producer_name), ("clientId", self.client_id), ("name", self.name)):
             if len(text.encode("utf-8", "surrogatepass")) > MAX_NAME_OF_CLIENT_BYTES:
                 raise SettingsError(f"{key} has more than {MAX_NAME_OF_CLIENT_BYTES} bytes", advice="Shorten it")
+        if self.region and self.finagle_name_strs:
+            raise SettingsError(
+                "region and finagleNameStrs are both given",
+                advice="The first name of the second is the local region's: leave region out, or name the namespace of "
+                "all regions once",
+            )
+        if self.region and self.routing == SINGLE:
+            raise SettingsError("region says nothing to routing=single-host", advice="Leave one of them out")
+        try:
+            region_named(self.region, "region")
+        except CallerError as error:
+            raise SettingsError(error.message, advice=error.advice) from None
         self.ownerships()  # it reads the regular expression
         self.regions()
 
@@ -340,7 +362,12 @@ class ThinClientSettings:
             sync_interval_ms=self.periodic_ownership_sync_interval_ms,
         )
 
-    def route(self, hosts: tuple[ProxyHost, ...]) -> Route:
+    def own_region(self) -> str:
+        """Return the region of this client; empty where nothing says it. Raises CallerError for the name of none in the
+        environment."""
+        return said_region(self.region)
+
+    def route(self, hosts: tuple[ProxyHost, ...] = ()) -> Route:
         """Return the route within one region. Raises CallerError where `single-host` has another number of hosts."""
         if self.routing == SINGLE:
             single = SingleHost(hosts[0].address if hosts else "")
@@ -351,7 +378,7 @@ class ThinClientSettings:
         return HostRing(hosts, blackout_s=self.blackout_ms / 1000)
 
     def read_route(self, hosts: tuple[ProxyHost, ...] = ()) -> BoundedRing:
-        """Return the route of readers, which have no owners to find."""
+        """Return the route of readers within one region, which have no owners to find."""
         return BoundedRing(hosts, balance=self.read_balance, blackout_s=self.blackout_ms / 1000)
 
     def regions(self) -> tuple[str, ...]:

@@ -231,9 +231,11 @@ class ServiceHost:
     async def serve(self, service: ProxyService, grpc_limits: GrpcLimits | None = None) -> ProxyMember:
         """Hand what comes to `service`, open gRPC; return the member that is to be announced.
 
-        Raises CallerError where gRPC is not installed, OSError where its port is taken.
+        Raises CallerError where gRPC is not installed or the own region is the name of none, OSError where a port is
+        taken.
         """
         endpoint = present(self._endpoint, "the host has not begun")
+        region = await self._opened.ledgers.own_region()
         self.door.open(service)
         grpc = await self._start_grpc(grpc_limits)
         make_member = read_proxy_member if self._kind is ProxyKind.READ else proxy_member
@@ -242,6 +244,7 @@ class ServiceHost:
             self._settings.shard,
             grpc=self._own(grpc.port) if grpc is not None else None,
             stats=self._own(self._page.port) if self._page is not None else None,
+            region=region,
         )
         self.directory.use_own(member)
         return member

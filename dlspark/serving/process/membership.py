@@ -4,7 +4,9 @@
     <namespace>/.read_proxy/member_<sequence>     ephemeral, one for each read proxy
 
 A member is upstream's JSON of a server set: the address that clients dial, named addresses beside it, a status and the
-shard. Fault model: the folder may be missing, may hold znodes of other programs and members that cannot be read; each
+shard; and `region`, where the proxy knows its own, which others read over.
+
+Fault model: the folder may be missing, may hold znodes of other programs and members that cannot be read; each
 of those is left out with a warning, and the others count. A member ends with the session that made it, and is announced
 again in the next session of its proxy. A list may be as old as ZooKeeper's watches are: it says where to ask, never
 which proxy owns a stream. It must never keep a proxy announced that withdrew.
@@ -30,6 +32,7 @@ from metadata.foundation.errors import (
     NoNodeError,
     OutcomeUnknownError,
 )
+from metadata.foundation.regions import region_named
 from metadata.foundation.tasks import end_tasks
 from metadata.retry import REPEAT_TIMEOUT_MS, reconnected, repeat
 from metadata.store import MetadataStore, SessionState, WatchEvent, join
@@ -85,6 +88,8 @@ class ProxyMember:
     """Addresses by name: upstream's `service`, `thrift`, `aurora` and `stats`; and `frames`, `grpc`, `logs-read`."""
     shard: int = NO_SHARD
     status: str = ALIVE
+    region: str | None = None
+    """The name of the region that it is in; None where it does not say."""
     name: str = field(default="", compare=False)
     """The member's znode name; empty where it is not announced."""
 
@@ -114,18 +119,21 @@ class ProxyMember:
         return self.endpoints.get(STATS)
 
     def encode(self) -> bytes:
-        """Return the member's JSON, as upstream's server sets have it."""
-        value = {
+        """Return the member's JSON, as upstream's server sets have it, and the region where it is known."""
+        value: dict[str, object] = {
             "serviceEndpoint": _json_of(self.endpoint),
             "additionalEndpoints": {name: _json_of(one) for name, one in self.endpoints.items()},
             "status": self.status,
             "shard": self.shard,
         }
+        if self.region is not None:
+            value["region"] = self.region
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
 
     @classmethod
     def decode(cls, data: bytes, name: str = "") -> ProxyMember:
-        """Read a member. Named addresses that are none are left out. Raises CorruptDataError."""
+        """Read a member. Named addresses that are none are left out, and so is a region that cannot be one. Raises
+        CorruptDataError."""
         if len(data) > MAX_MEMBER_BYTES:
             raise CorruptDataError(f"a member of {len(data)} bytes", path=name)
         try:
@@ -145,28 +153,47 @@ class ProxyMember:
             MappingProxyType({key: one for key, one in named.items() if one is not None}),
             shard if isinstance(shard, int) and not isinstance(shard, bool) and shard >= 0 else NO_SHARD,
             status if isinstance(status, str) else ALIVE,
+            _region_in(value.get("region")),
             name,
         )
 
 
 def proxy_member(
-    endpoint: ProxyEndpoint, shard: int, *, grpc: ProxyEndpoint | None = None, stats: ProxyEndpoint | None = None
+    endpoint: ProxyEndpoint,
+    shard: int,
+    *,
+    grpc: ProxyEndpoint | None = None,
+    stats: ProxyEndpoint | None = None,
+    region: str | None = None,
 ) -> ProxyMember:
     """Return what a proxy announces: upstream's names for its addresses, and this project's."""
     named = {"aurora": stats, STATS: stats, "service": endpoint, "thrift": endpoint, FRAMES: endpoint, GRPC: grpc}
-    return ProxyMember(endpoint, MappingProxyType({name: one for name, one in named.items() if one}), shard)
+    endpoints = MappingProxyType({name: one for name, one in named.items() if one})
+    return ProxyMember(endpoint, endpoints, shard, region=region)
 
 
 def read_proxy_member(
-    endpoint: ProxyEndpoint, shard: int, *, grpc: ProxyEndpoint | None = None, stats: ProxyEndpoint | None = None
+    endpoint: ProxyEndpoint,
+    shard: int,
+    *,
+    grpc: ProxyEndpoint | None = None,
+    stats: ProxyEndpoint | None = None,
+    region: str | None = None,
 ) -> ProxyMember:
     """Return the same of a read proxy, which says how many logs it reads."""
-    member = proxy_member(endpoint, shard, grpc=grpc, stats=stats)
+    member = proxy_member(endpoint, shard, grpc=grpc, stats=stats, region=region)
     return replace(member, endpoints=MappingProxyType({**member.endpoints, LOGS_READ: endpoint}))
 
 
 def _json_of(endpoint: ProxyEndpoint) -> dict[str, object]:
     return {"host": endpoint.host, "port": endpoint.port}
+
+
+def _region_in(value: object) -> str | None:
+    try:
+        return region_named(value, "region") or None if isinstance(value, str) else None
+    except CallerError:
+        return None  # its addresses count all the same
 
 
 def _endpoint_in(value: object) -> ProxyEndpoint | None:

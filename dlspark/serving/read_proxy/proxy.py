@@ -65,12 +65,13 @@ class PeerCounts:
     Args:
         balance: gets the counts.
         network: connects to peers.
-        own_address: of the member that is left out, `host:port`.
+        own: the member that is left out. Where it says its region, so are those of other regions: a client of this one
+            that was sent there would read every entry from afar.
     """
 
-    def __init__(self, balance: ReadBalance, network: Network, own_address: str) -> None:
+    def __init__(self, balance: ReadBalance, network: Network, own: ProxyMember) -> None:
         self._balance = balance
-        self._own_address = own_address
+        self._own = own
         self._peers = ProxyPeers(network, connect_timeout_ms=ANSWER_TIMEOUT_MS, on_lost=balance.lost)
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._all: dict[asyncio.Task[None], None] = {}
@@ -81,7 +82,10 @@ class PeerCounts:
 
     def use_members(self, members: Iterable[ProxyMember]) -> None:
         """Note that these read proxies run now."""
-        others = [one for one in members if one.frames is not None and str(one.endpoint) != self._own_address]
+        own = self._own
+        others = [one for one in members if one.frames is not None and one.endpoint != own.endpoint]
+        if own.region is not None:
+            others = [one for one in others if one.region == own.region]
         self._balance.use_members(ProxyHost(str(one.endpoint), one.shard) for one in others)
         answering = dict.fromkeys(str(one.endpoint) for one in others if one.logs_read is not None)
         for address in [one for one in self._asking if one not in answering]:
@@ -208,7 +212,7 @@ class ReadProxy:
             balance = service.balance = ReadBalance(
                 settings.read_balance, sent_s=max(SENT_S, settings.linger_ms / 1000)
             )
-            self._counts = PeerCounts(balance, host.network, str(member.endpoint))
+            self._counts = PeerCounts(balance, host.network, member)
             host.ending.push_async_callback(self._counts.close)
         await host.watch(self._members_changed)
         # Before the bindings end: they wait for answers, which readers at the end of a log would not get for long.

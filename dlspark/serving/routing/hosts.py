@@ -121,6 +121,8 @@ class ProxyHost:
     """Which of the instances it is; -1 where they are not numbered."""
     resolved: str | None = None
     """The IP address of its name, where that was looked up. All clients that are to agree look up, or none does."""
+    region: str | None = None
+    """The region that it announces; None where it announces none, or was named by hand."""
 
     @property
     def java_text(self) -> str:

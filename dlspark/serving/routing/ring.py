@@ -294,6 +294,10 @@ class BoundedRing:
             self.release(next(iter(self._placed)))
         return found
 
+    def outranked(self, address: str, now: float) -> bool:
+        """Return False: a log stays where it is read."""
+        return False
+
     def release(self, stream: str) -> None:
         """Note that the log is not read any more: it counts at no host."""
         placed_at = self._placed.pop(stream, None)

@@ -19,6 +19,7 @@ from collections.abc import Coroutine
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry, Cookie
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.bookkeeper.replication import ReplicationStore
+from metadata.bookkeeper.topology import TopologyStore
 from metadata.foundation.descriptors import current_limit
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks, undisturbed
@@ -34,7 +35,14 @@ from storage_node.bookie.disk.resources import (
 )
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.journal.files import node_tag
-from storage_node.bookie.node.identity import SessionFile, name_bookie, software_version, was_read_only, write_status
+from storage_node.bookie.node.identity import (
+    SessionFile,
+    announce_location,
+    name_bookie,
+    software_version,
+    was_read_only,
+    write_status,
+)
 from storage_node.bookie.requests.connections import ServedConnection
 from storage_node.bookie.requests.limits import NodeLimits
 from storage_node.bookie.store.collection import ClusterMetadata, GarbageCollector
@@ -256,6 +264,9 @@ class Bookie:
         # before the registration, so that a successor can end whatever was registered.
         self._serving = True
         await self._session.keep()
+        # Before the registration: whoever hears of a node that came back elsewhere must not place by where it was.
+        topology = TopologyStore(self._store, settings.zk_ledgers_root_path)
+        await announce_location(topology, self._registry, self._address.bookie_id, settings.network_location or None)
         await self._registry.register(self._address, readonly=self._announced_read_only)
         if self.failure is not None:
             # The journal failed meanwhile and the node was torn down, perhaps before it was registered.

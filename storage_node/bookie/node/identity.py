@@ -4,6 +4,10 @@ Name. The id is `bookieId`, else `host:port`; the host is `advertisedAddress`, e
 machine's address (by `useHostNameAsBookieID`: its name). A machine that knows itself only by a loopback address is
 called by its name, since no other machine could use that address.
 
+Location. What `networkLocation` says is noted in metadata (docs/reference/znodes.md#topology) before the node is
+registered, and stays there while it is away. A node that came back elsewhere changes it; not while another process is
+registered as this node: then it is where that one is.
+
 Mode (docs/reference/node-files.md#bookie_status). Where `persistBookieStatusEnabled` is on, `BOOKIE_STATUS` lies in
 every ledger directory, one line as BookKeeper writes it: `1,READ_ONLY,<milliseconds>` or `1,READ_WRITE,<milliseconds>`.
 The newest one counts. Nothing depends on it: a node that cannot write it goes on.
@@ -27,9 +31,10 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import metadata as installed
 
-from metadata.bookkeeper.bookies import BookieAddress
+from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
+from metadata.bookkeeper.topology import TopologyStore
 from metadata.foundation.addresses import address_text
-from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.errors import CorruptDataError, DistributedLogError
 from metadata.store import MetadataStore, SessionState
 from storage_node.edge import Disk
 from storage_node.errors import BookieConfigurationError
@@ -79,6 +84,28 @@ def _is_loopback(host: str) -> bool:
 
 
 logger = logging.getLogger(__name__)
+
+
+async def announce_location(
+    topology: TopologyStore, registry: BookieRegistry, bookie_id: str, location: str | None
+) -> None:
+    """Note where the node is; None: it does not say. Raises NodeExistsError where another process is registered as this
+    node, CorruptDataError, and the metadata store's errors."""
+    try:
+        known = await topology.read()
+    except CorruptDataError as error:
+        if location is not None:
+            raise
+        logger.warning("whether metadata has a location of this node is not known: %s", error)
+        return
+    former = known.location_of(bookie_id)
+    if former == location:
+        return
+    # Directories that were copied pass the check of the cookie: what a living node has announced is not changed.
+    await registry.outlast_predecessor(bookie_id)
+    await topology.announce(bookie_id, location)
+    logger.info("bookie %s: its network location is %s, it was %s", bookie_id, location, former)
+
 
 STATUS_FILE = "BOOKIE_STATUS"
 LAYOUT = "1"

@@ -14,6 +14,7 @@ from metadata.bookkeeper.bookies import BookieRegistry, Cookie
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.bookkeeper.replication import ReplicationStore
+from metadata.bookkeeper.topology import TopologyStore
 from metadata.foundation.errors import CallerError, NoNodeError, NotAppliedError
 from metadata.foundation.plurals import counted
 from metadata.store import MetadataStore
@@ -38,6 +39,7 @@ class Cluster:
         self.registry = BookieRegistry(store, root)
         self._ledgers = LedgerStore(store, root)
         self._replication = ReplicationStore(store, root)
+        self._topology = TopologyStore(store, root)
 
     async def read_cookie(self, bookie_id: str) -> Cookie:
         """Return a bookie's cookie. Raises CallerError where it has none."""
@@ -91,14 +93,20 @@ class Cluster:
             )
 
     async def delete_cookie(self, bookie_id: str, *, force: bool = False) -> None:
-        """Delete the bookie's cookie. Raises CallerError while it runs, StillReferredToError while it is needed."""
+        """Delete the bookie's cookie and its location. Raises CallerError while it runs, StillReferredToError while it
+        is needed, CorruptDataError where the locations cannot be read."""
         found = await self.registry.read_cookie(bookie_id)
         if found is None:
             raise CallerError("the bookie has no cookie", node=bookie_id)
         await self.check_stopped(bookie_id)
         if not force:
             await self.check_unused(bookie_id)
-        await self.registry.delete_cookie(bookie_id, found.version)
+        await self._forget(bookie_id, found.version)
+
+    async def _forget(self, bookie_id: str, version: int) -> None:
+        # The location first: after a crash in between, the cookie that is still there lets the operator do it again.
+        await self._topology.announce(bookie_id, None)
+        await self.registry.delete_cookie(bookie_id, version)
 
     async def check_unused(self, bookie_id: str) -> None:
         """Raise StillReferredToError if a ledger names the bookie."""
@@ -119,7 +127,7 @@ class Cluster:
         timeout_s: float,
         progress: Callable[[int], None],
     ) -> int:
-        """Have everything that the bookie holds replicated elsewhere, then remove its cookie.
+        """Have everything that the bookie holds replicated elsewhere, then remove its location and its cookie.
 
         Marks its ledgers as under-replicated, for auto-recovery, and waits until no ledger names it. Returns how many
         did at first. Stopping in between loses nothing: the marks stay, and it can be done again. Raises CallerError
@@ -146,5 +154,5 @@ class Cluster:
             await asyncio.sleep(min(POLL_S, max(left, 0)))
             ledgers = await self.ledgers_of(bookie_id)
         await self.check_stopped(bookie_id)
-        await self.registry.delete_cookie(bookie_id, found.version)
+        await self._forget(bookie_id, found.version)
         return len(first)

@@ -24,8 +24,10 @@ from storage_node.client.placement.arranging import (
     replace_lawfully,
 )
 from storage_node.client.placement.candidates import Candidates, Stages
+from storage_node.client.placement.mending import fewest_moves
 from storage_node.client.placement.racks import RackMap, is_default
-from storage_node.errors import NotEnoughBookiesError, RequestTimeoutError
+from storage_node.client.placement.regions import PlacementRefusal
+from storage_node.errors import NotEnoughBookiesError, RackResolutionError, RequestTimeoutError
 from storage_node.protocol.writing_model import PickReplacements
 from storage_node.settings.placement import PlacementSettings
 
@@ -50,6 +52,17 @@ class Placement(Protocol):
     async def allows(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> bool:
         """Return whether an ensemble that was placed earlier may be written to from now on, as operators have switched
         regions. Raises what kept it from knowing."""
+        ...
+
+    async def unlocated(self, bookies: Sequence[str]) -> frozenset[str]:
+        """Return those of the bookies whose rack or region is not known, having asked for it again. Raises what kept it
+        from asking."""
+        ...
+
+    async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
+        """Return where copies of a closed ledger's ensemble are to be moved, so that it keeps this policy's rule: the
+        fewest, by index; none where it does. Raises NotEnoughBookiesError where it cannot be had now,
+        RackResolutionError where it is not known where its bookies lie."""
         ...
 
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
@@ -106,6 +119,12 @@ class PlacementPolicy:
     async def _usable(self, ensemble: Sequence[str] = ()) -> list[str]:
         return [address.bookie_id for address in await self._candidates.writable()]
 
+    async def targets(self, usable: Collection[str]) -> list[str]:
+        """Return those of the usable bookies to which copies may be moved, the best first. None that failed a moment
+        ago: a move can wait."""
+        stages = await self._candidates.stages(usable, self._pause_ms, failed_too=False)
+        return [bookie for stage in stages[0][-1:] for bookie in stage]
+
     def pick(self, wanted: PickReplacements, index: int, picked: Mapping[int, str], stages: Stages) -> str | None:
         """Return the bookie that takes this index, after those that were `picked` for others; None where none may."""
         return next((bookie for group in stages for stage in group for bookie in stage), None)
@@ -127,6 +146,22 @@ def too_few_error(
     return error
 
 
+def refuse_unlocated(bookies: Collection[str]) -> None:
+    """Raise RackResolutionError if there are any: what lies at places that are not known is not moved."""
+    if bookies:
+        raise RackResolutionError(
+            f"it is not known where {', '.join(sorted(bookies))} lie; no copy is moved",
+            advice="See why the look-up of locations fails (reppDnsResolverClass, networkTopologyScriptFileName)",
+        )
+
+
+def made(moves: Mapping[int, str] | PlacementRefusal) -> Mapping[int, str]:
+    """Return the moves. Raises NotEnoughBookiesError where there are none."""
+    if isinstance(moves, PlacementRefusal):
+        raise NotEnoughBookiesError(moves.reason, advice="Start storage nodes in other regions or racks, or allow one")
+    return moves
+
+
 class UniformPlacement(PlacementPolicy):
     """Every writable bookie is as good as any other."""
 
@@ -142,6 +177,14 @@ class UniformPlacement(PlacementPolicy):
     async def judge(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Adherence:
         """Return MEETS_STRICT always: this policy has no rule that an ensemble could break."""
         return Adherence.MEETS_STRICT
+
+    async def unlocated(self, bookies: Sequence[str]) -> frozenset[str]:
+        """Return none: this policy has no use for locations."""
+        return frozenset()
+
+    async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
+        """Return none: this policy has no rule that an ensemble could break."""
+        return {}
 
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
         """Return True always: without racks an ack quorum alone decides."""
@@ -225,6 +268,28 @@ class RackAwarePlacement(PlacementPolicy):
             return Adherence.FAIL
         wanted = self._settings.racks_wanted(write_quorum)
         return adherence(ensemble, racks.rack_of, racks.is_known, write_quorum, wanted)
+
+    async def unlocated(self, bookies: Sequence[str]) -> frozenset[str]:
+        """Return those of the bookies whose rack is not known, having asked for it again."""
+        await self.look_again(bookies)
+        return frozenset(bookie for bookie in bookies if not self.racks.is_known(bookie))
+
+    async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
+        """Return the moves after which every write set spans its racks."""
+        refuse_unlocated(await self.unlocated(ensemble))
+        racks, wanted = self.racks, self._settings.racks_wanted(write_quorum)
+        order = [bookie for bookie in await self.targets(await self._usable(ensemble)) if racks.is_known(bookie)]
+
+        def verdict(bookies: Sequence[str]) -> Adherence:
+            return adherence(bookies, racks.rack_of, racks.is_known, write_quorum, wanted)
+
+        return made(fewest_moves(ensemble, order, racks.rack_of, racks.rack_of, verdict))
+
+    async def look_again(self, bookies: Sequence[str]) -> None:
+        """Ask for the locations of all bookies that have none: also of those that may take a member's place. Raises the
+        metadata store's errors."""
+        self.racks.ask_again()
+        await self.racks.see(await self._candidates.writable(), addresses_of(bookies))
 
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
         """Return whether the bookies are in as many racks as a write set must span."""

@@ -9,6 +9,8 @@ A resolver says where a host is, from a script, from the host's own name (by rac
     racks     (region)-(rack)-xxx-xxx.domain    -> /(region)/(rack)
     rows      (region)-(row)xx-xxx-xxx.domain   -> /(region)/(row)     the row is two characters, as upstream reads it
 
+What bookies say of themselves is another kind of map (`announced`).
+
 Scripts and look-ups of names run beside the loop and within a time limit. A resolver answers None for a host that it
 cannot place, and raises RackResolutionError where it could not do its work at all.
 """
@@ -159,6 +161,11 @@ class RackMap:
             self._ask_own_again = now + RETRY_S
         own = await self.own_rack()
         return None if own is None else region_of(own)
+
+    def ask_again(self) -> None:
+        """Ask again for all bookies that have no location when they are next seen, however lately that was tried."""
+        for bookie in [bookie for bookie, place in self._places.items() if place.location is None]:
+            del self._places[bookie]
 
     def forget(self) -> None:
         """Look every rack up again when it is next needed: they have changed."""
@@ -455,7 +462,13 @@ def _seen(ended: asyncio.Future[str]) -> None:
 
 
 def resolver_of(settings: PlacementSettings, names: HostNames | None = None) -> RackResolver:
-    """Return the resolver that the settings name. Raises CallerError for overrides that cannot be read."""
+    """Return the resolver that the settings name. Raises CallerError for overrides that cannot be read, and for
+    locations that bookies announce, which take no resolver."""
+    if settings.resolver == "announced":
+        raise CallerError(
+            "reppDnsResolverClass=announced, and this client was not given where nodes announce their locations",
+            advice="Give the ledger client the cluster's TopologyStore",
+        )
     if settings.resolver != "script":
         overrides = parse_overrides(settings.dns_resolver_overrides)
         return HostNameResolver(overrides, rows=settings.resolver == "rows", names=names)

@@ -20,7 +20,15 @@ from metadata.bookkeeper.bookies import BookieAddress
 from metadata.foundation.errors import CallerError
 from storage_node.client.placement.arranging import Adherence
 from storage_node.client.placement.candidates import Candidates, Stages
-from storage_node.client.placement.policies import PlacementPolicy, RackAwarePlacement, addresses_of
+from storage_node.client.placement.ledger_rules import LedgerRule, rule_of_settings
+from storage_node.client.placement.mending import fewest_moves
+from storage_node.client.placement.policies import (
+    PlacementPolicy,
+    RackAwarePlacement,
+    addresses_of,
+    made,
+    refuse_unlocated,
+)
 from storage_node.client.placement.racks import RackMap, is_default
 from storage_node.client.placement.regions import (
     PlacementRefusal,
@@ -75,6 +83,7 @@ class RegionAwarePlacement(PlacementPolicy):
         settings: PlacementSettings,
         switches: RegionSwitches,
         rng: random.Random,
+        rule: LedgerRule | None = None,
         *,
         memory_ms: int,
         replacement_pause_ms: int,
@@ -88,6 +97,7 @@ class RegionAwarePlacement(PlacementPolicy):
         super().__init__(candidates, **times)
         self.racks = racks
         self._settings = settings
+        self._rule = rule
         self._switches = switches
         self._rng = rng
         self._by_racks = RackAwarePlacement(candidates, racks, settings, **times)
@@ -141,36 +151,67 @@ class RegionAwarePlacement(PlacementPolicy):
         """Return how far an existing ensemble keeps the rule of `regions`."""
         writable = await self._candidates.writable()
         await self.racks.see(writable, addresses_of(ensemble))
-        rules = await self._read_rules([a.bookie_id for a in writable])
-        if not rules.regions:
-            seen = {self.racks.region_of(address.bookie_id) for address in writable}
-            rules = replace(rules, regions=tuple(sorted(region for region in seen if region is not None)))
+        rules = self._over_all(await self._read_rules([a.bookie_id for a in writable]), writable)
         return adherence_over_regions(ensemble, self.racks.rack_of, write_quorum, ack_quorum, rules)
+
+    def _over_all(self, rules: RegionRules, writable: Sequence[BookieAddress]) -> RegionRules:
+        """Return the rules with the regions over which copies are to be spread evenly, where none are listed."""
+        if rules.regions:
+            return rules
+        seen = {self.racks.region_of(address.bookie_id) for address in writable}
+        return replace(rules, regions=tuple(sorted(region for region in seen if region is not None)))
+
+    async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
+        """Return the moves after which the rule of `regions` is kept; into no region that is disallowed."""
+        refuse_unlocated(await self.unlocated(ensemble))
+        allowed, rules = await self._allowed(ensemble)
+        rules = self._over_all(rules, allowed)
+        located = [a.bookie_id for a in allowed if self.racks.region_of(a.bookie_id) is not None]
+        order = await self.targets(located)
+        rack_of = self.racks.rack_of
+
+        def verdict(bookies: Sequence[str]) -> Adherence:
+            return adherence_over_regions(bookies, rack_of, write_quorum, ack_quorum, rules)
+
+        found = fewest_moves(ensemble, order, rack_of, self.racks.region_of, verdict)
+        if isinstance(found, PlacementRefusal) and rules.enforce_racks:
+            found = fewest_moves(
+                ensemble, order, rack_of, rack_of, verdict
+            )  # racks within a region may be what is wrong
+        return made(found)
 
     async def allows(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> bool:
         """Return whether an ensemble keeps the rule as it is now, in no region that is disallowed: it may have been
         made when switches were others, or its bookies elsewhere."""
+        await self.racks.see(await self._candidates.writable(), addresses_of(ensemble))
         rules = await self._read_rules(ensemble)
         if rules.disallowed.intersection(map(self.racks.region_of, ensemble)):
             return False
         regions = [self.racks.region_of(bookie) for bookie in ensemble]
         return keeps_regions(regions, write_quorum, ack_quorum, rules)
 
+    async def unlocated(self, bookies: Sequence[str]) -> frozenset[str]:
+        """Return those of the bookies whose region is not known, having asked for it again."""
+        await self._by_racks.look_again(bookies)
+        return frozenset(bookie for bookie in bookies if self.racks.region_of(bookie) is None)
+
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
         """Return whether the bookies are in as many regions as an acknowledged entry must be in. One of unknown region
-        proves nothing."""
+        proves nothing; where no number is demanded nothing is to be proved."""
+        minimum = min(write_quorum, self._minimum())
         regions = set(map(self.racks.region_of, bookies)) - {None}
-        return len(regions) >= min(write_quorum, self._minimum())
+        return minimum <= 1 or len(regions) >= minimum
 
     # ------------------------------------------------------------------------------------ inside
 
     def _minimum(self) -> int:
         """Return m, as the switch has it; 0 where no number of regions is demanded."""
         settings = self._settings
-        if not settings.regions_to_write and not settings.enforce_min_num_fault_domains_for_write:
-            return 0
+        asked = rule_of_settings(settings)
+        # Of the settings and the ledger's own rule the stronger one: a process that knows less must not weaken it.
+        minimum = max(asked.minimum if asked else 0, self._rule.minimum if self._rule else 0)
         name = settings.repp_disable_durability_feature_name
-        return 1 if name and self._switches.is_on(None, name) else settings.repp_minimum_regions_for_durability
+        return 1 if minimum and name and self._switches.is_on(None, name) else minimum
 
     async def _read_rules(self, bookies: Collection[str]) -> RegionRules:
         """Return what is asked of ensembles now; `bookies` are those of whose regions switches are asked."""
@@ -180,12 +221,14 @@ class RegionAwarePlacement(PlacementPolicy):
         if feature:
             regions = {*map(self.racks.region_of, bookies), *settings.regions_to_write} - {None}
             disallowed |= {r for r in regions if r is not None and self._switches.is_on(r, feature)}
+        rule = self._rule or rule_of_settings(settings)
+        in_replace = settings.repp_enable_durability_enforcement_in_replace
         return RegionRules(
-            regions=settings.regions_to_write,
+            regions=settings.regions_to_write or (rule.regions if rule else ()),
             minimum=self._minimum(),
-            enforce_in_replace=settings.repp_enable_durability_enforcement_in_replace,
+            enforce_in_replace=in_replace or (rule is not None and rule.enforce_in_replace),
             disallowed=disallowed,
-            acknowledged_from_regions=settings.enforce_min_num_fault_domains_for_write,
+            acknowledged_from_regions=rule is not None and rule.by_acknowledgements,
             racks=settings.min_num_racks_per_write_quorum,
             enforce_racks=settings.enforces_racks,
         )

@@ -225,7 +225,11 @@ def new_ensemble(
         sequence = search.run(wanted, wanted, lambda region, count: count == wanted[region])
     if sequence is None:
         capacity = dict(zip(regions, capacities, strict=True))
-        sequence = search.run(wanted, capacity, giving.can_give)
+        for begin in range(len(regions)):  # One that gave up may succeed where another region comes first.
+            search = _RegionSearch(regions[begin:] + regions[:begin], size, write_quorum, ack_quorum, rules)
+            sequence = search.run(wanted, capacity, giving.can_give)
+            if sequence is not None or not search.given_up:
+                break
     if sequence is None:
         return PlacementRefusal(_why_none(members, write_quorum, ack_quorum, rules, given_up=search.given_up))
     counts = Counter(sequence)

@@ -83,6 +83,33 @@ async def test_a_waiting_reader_takes_over_when_the_other_one_closes(namespace):
         assert (await second.read_next()).payload == b"0"
 
 
+async def test_a_reader_knows_who_waits_for_its_lock_and_in_which_order(memory_cluster):
+    one, other = await memory_cluster.namespace(), await memory_cluster.namespace()
+    log, elsewhere = await _log(one, "line"), await other.open_log("line")
+    reader = await log.open_reader(subscriber="a", client_id="first")
+    assert await reader.waiting() == []
+    second = asyncio.ensure_future(elsewhere.open_reader(subscriber="a", client_id="second_one"))
+    await until(lambda: _waiting(reader, ["second_one"]))
+    third = asyncio.ensure_future(log.open_reader(subscriber="a", client_id="third"))
+    await until(lambda: _waiting(reader, ["second_one", "third"]))
+    async with await log.open_reader(subscriber="b") as beside:
+        assert await beside.waiting() == []
+    await reader.close()
+    async with await second as reader:
+        assert await reader.waiting() == ["third"]
+        memory_cluster.tree.expire(one.store.session_id)
+        with pytest.raises(LockingError):
+            await third
+        assert await reader.waiting() == []
+        memory_cluster.tree.expire(other.store.session_id)
+        with pytest.raises(LockingError):
+            await reader.waiting()
+
+
+async def _waiting(reader, names):
+    return await reader.waiting() == names
+
+
 async def test_the_znodes_are_those_of_upstream(memory_cluster):
     namespace = await memory_cluster.namespace()
     log = await _log(namespace, "layout")

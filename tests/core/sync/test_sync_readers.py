@@ -6,7 +6,10 @@ import io
 import threading
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
 import pytest
 
 from dlspark import DLSN, Namespace, Runtime
@@ -222,11 +225,29 @@ def test_a_log_is_a_file_of_bytes(namespace):
             assert (reader.seek(-2, io.SEEK_CUR), reader.read(1)) == (5, b"0")
             assert reader.seek(len(text)) == len(text)
             assert reader.readall() == b"tail"
-            with pytest.raises(io.UnsupportedOperation):
-                reader.seek(0, io.SEEK_END)
+            assert reader.seek(-3, io.SEEK_END) == len(text) + 1
+            assert reader.readall() == b"ail"
+            with pytest.raises(io.UnsupportedOperation, match="whence 7"):
+                reader.seek(0, 7)
         assert reader.closed
         with pytest.raises(ValueError, match="closed"):
             reader.read()
+
+
+def test_libraries_that_take_files_read_a_log(namespace):
+    table = pa.table({"flight": ["KL1", "KL2", "AF3"], "minutes": [5, 0, 71]})
+    with namespace.open_log("parquet") as log:
+        with log.open_append_stream() as stream:
+            pq.write_table(table, stream)
+        with log.open_append_reader() as reader:
+            assert pq.read_table(reader) == table  # it begins at the file's end
+    with namespace.open_log("csv") as log:
+        with log.open_append_stream() as stream:
+            pc.write_csv(table, stream)
+        with log.open_append_reader() as reader:
+            assert pc.read_csv(reader) == table
+        with log.open_append_reader() as reader:
+            assert pd.read_csv(reader).to_dict("list") == table.to_pydict()
 
 
 def test_a_stream_that_is_left_by_an_error_keeps_what_was_flushed(namespace):

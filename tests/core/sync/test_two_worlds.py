@@ -46,7 +46,7 @@ ONLY_ASYNC = {
         "read_available": "that is what reading synchronously does",
     },
     "AppendStream": {"append": FILE, "at_end": BY_LOG, "force": FILE, "position": FILE},
-    "AppendReader": {"position": FILE},
+    "AppendReader": {"length": FILE, "position": FILE},
     "AccessControl": {"move_ops": OVER_EDGES},
     "Client": dict.fromkeys(("ask", "open", "settings"), OVER_EDGES),
 }

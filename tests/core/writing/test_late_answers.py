@@ -15,14 +15,36 @@ from dlspark.core.writing.acknowledgements import SESSION_SHARE
 from dlspark.errors import TransmitError, WriterDeposedError
 from storage_node.edge import SystemClock
 
-SESSION_S = 1
-STANDSTILL_S = SESSION_S * SESSION_SHARE + 0.05
+SESSION_S = 60
+STANDSTILL_S = SESSION_S * SESSION_SHARE + 1
 """How long the storage nodes' answers are kept from the writer: it cannot tell that from having stood still itself."""
+
+
+class _SetClock:
+    """A clock that goes on only when it is told to: a busy machine makes no answer late. The event loop knows
+    nothing of it, as of a machine that is suspended."""
+
+    def __init__(self):
+        self.elapsed = 0.0
+
+    def now_ms(self):
+        return time.time_ns() // 1_000_000
+
+    def elapsed_s(self):
+        return self.elapsed
+
+
+async def _timed(memory_cluster):
+    """A client, and the clock by which its writers tell what is late."""
+    namespace = await memory_cluster.namespace(zk_session_timeout_s=SESSION_S)
+    clock = _SetClock()
+    namespace._services = replace(namespace.services, clock=clock)
+    return namespace, clock
 
 
 async def _sent(memory_cluster, name):
     """A writer with three entries that are stored everywhere, and of which it has not heard for a long time."""
-    namespace = await memory_cluster.namespace(zk_session_timeout_s=SESSION_S)
+    namespace, clock = await _timed(memory_cluster)
     log = await namespace.open_log(name, {"writerOutputBufferSize": 0})
     writer = await log.open_writer()
     await writer.write(0, b"in time")
@@ -31,8 +53,8 @@ async def _sent(memory_cluster, name):
     late = [writer.write(i, b"late %d" % i) for i in (1, 2, 3)]
     await until(lambda: sum(len(bookie._held) for bookie in memory_cluster.bookies) == 9)
     for bookie in memory_cluster.bookies:
-        bookie.hold_adds = False  # what is held back stays so until `release`
-    await asyncio.sleep(STANDSTILL_S)
+        bookie.hold_adds = False  # what is held back stays so until `_release`
+    clock.elapsed += STANDSTILL_S
     return namespace, writer, late
 
 
@@ -53,7 +75,7 @@ async def test_a_late_answer_is_given_in_its_order_while_nobody_else_has_the_log
 
 
 async def test_standing_still_right_after_sending_makes_an_answer_late(memory_cluster, monkeypatch):
-    namespace = await memory_cluster.namespace(zk_session_timeout_s=SESSION_S)
+    namespace, clock = await _timed(memory_cluster)
     log = await namespace.open_log("still", {"writerOutputBufferSize": 0})
     writer = await log.open_writer()
     await writer.write(0, b"in time")
@@ -62,7 +84,7 @@ async def test_standing_still_right_after_sending_makes_an_answer_late(memory_cl
 
     def and_stand_still(*payload):
         added = add(*payload)
-        time.sleep(STANDSTILL_S)
+        clock.elapsed += STANDSTILL_S
         return added
 
     monkeypatch.setattr(ledger, "add", and_stand_still)
@@ -90,23 +112,8 @@ async def test_an_answer_that_comes_after_another_owners_first_acknowledgement_i
     await writer.abort()
 
 
-class _SuspendedMachine:
-    """The clock of a machine that is suspended for a while, of which the event loop's clock knows nothing."""
-
-    def __init__(self):
-        self.suspended_s = 0.0
-
-    def now_ms(self):
-        return time.time_ns() // 1_000_000
-
-    def elapsed_s(self):
-        return time.monotonic() + self.suspended_s
-
-
 async def test_an_answer_that_waited_while_the_machine_was_suspended_is_late(memory_cluster):
-    namespace = await memory_cluster.namespace(zk_session_timeout_s=60)
-    clock = _SuspendedMachine()
-    namespace._services = replace(namespace.services, clock=clock)
+    namespace, clock = await _timed(memory_cluster)
     writer = await (await namespace.open_log("suspended", {"writerOutputBufferSize": 0})).open_writer()
     await writer.write(0, b"in time")
     for bookie in memory_cluster.bookies:
@@ -115,7 +122,7 @@ async def test_an_answer_that_waited_while_the_machine_was_suspended_is_late(mem
     await until(lambda: sum(len(bookie._held) for bookie in memory_cluster.bookies) == 3)
     for bookie in memory_cluster.bookies:
         bookie.hold_adds = False  # what is held back stays so until `_release`
-    clock.suspended_s = 3_600.0
+    clock.elapsed += 3_600.0
     memory_cluster.cut_off(namespace)  # its session has ended meanwhile
     other = await memory_cluster.namespace()
     log = await other.open_log("suspended", {"writerOutputBufferSize": 0})

@@ -29,7 +29,7 @@ from dlspark.spark.sink.write_proxies import WriteProxies
 from helpers.spark.appended_proxies import ClusterClock, LinkedProxies, LinkedProxy
 from helpers.spark.typed_frames import Using
 from helpers.worlds.memory_cluster import MemoryCluster
-from metadata.distributedlog.locks import LockId
+from metadata.distributedlog.lock_members import LockId
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sink_marks import LogMark

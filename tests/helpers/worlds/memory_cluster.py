@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from dlspark.core.dynamic.features import FeatureProvider
@@ -71,6 +72,7 @@ class MemoryCluster:
     ) -> AsyncNamespace:
         """Return a new client that the caller closes."""
         store = MemoryStore(self.tree)
+        placement = replace(PATIENT.placement, region=str(settings.get("region", "")))
         return await AsyncNamespace.over(
             store,
             URI,
@@ -78,7 +80,7 @@ class MemoryCluster:
             network=self.network,
             rng=random.Random(7),
             clock=self._clock,
-            client_settings=PATIENT,
+            client_settings=replace(PATIENT, placement=placement),
             features=features,
             statistics=statistics,
             own=(store,),

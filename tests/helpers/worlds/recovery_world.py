@@ -16,6 +16,7 @@ from metadata.bookkeeper.replication import ReplicationStore
 from metadata.zookeeper.memory import Fault, Injector, MemoryStore
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.client.writer import LedgerWriter
+from storage_node.edge import Clock
 from storage_node.protocol.digests import EntryDigest
 from storage_node.protocol.striping import write_set
 from storage_node.settings.autorecovery import AutoRecoverySettings
@@ -60,11 +61,13 @@ class RecoveryWorld(ModelCluster):
             await self.end(name)
         await super().__aexit__(*exc)
 
-    async def recover(self, name: str = "r1", settings: AutoRecoverySettings = QUICK) -> AutoRecovery:
+    async def recover(
+        self, name: str = "r1", settings: AutoRecoverySettings = QUICK, clock: Clock | None = None
+    ) -> AutoRecovery:
         """Start an auto-recovery process."""
         store = MemoryStore(self.tree)
         seeded = random.Random(len(self.recoveries) + 1)
-        recovery = AutoRecovery(settings, store, bookie_id=name, network=self, rng=seeded)
+        recovery = AutoRecovery(settings, store, bookie_id=name, network=self, rng=seeded, clock=clock)
         self.recoveries[name] = (recovery, store)
         await recovery.start()
         return recovery

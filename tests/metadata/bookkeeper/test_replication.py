@@ -127,6 +127,24 @@ async def test_a_mark_that_says_everything_is_left_alone(replication: Replicatio
     assert (found.value.ctime_ms, found.version) == (NOW, 0)
 
 
+async def test_a_ledger_is_marked_for_its_placement_as_by_java_without_a_bookie(
+    replication: ReplicationStore, elsewhere: ReplicationStore, base: str
+) -> None:
+    assert await replication.mark_placement(LEDGER, NOW)
+    found = await replication.read(LEDGER)
+    assert found is not None
+    assert (found.value, found.value.encode()) == (UnderReplicatedLedger((), NOW), b"ctime: %d\n" % NOW)
+    assert await elsewhere.mark(LEDGER, ["a"], NOW + 1)
+    assert not await replication.mark_placement(LEDGER, NOW + 2), "it is looked at in any case"
+    claim = await RepairQueue(elsewhere, "worker", random.Random(1)).next()
+    assert claim is not None
+    assert not await replication.mark_placement(LEDGER, NOW + 3)
+    found = await replication.read(LEDGER)
+    assert found is not None
+    assert found.version == claim.mark.version + 1, "the worker may have looked before"
+    assert found.value == UnderReplicatedLedger(("a",), NOW + 1), "it keeps its time"
+
+
 async def test_the_same_loss_again_outlives_a_repair_that_is_under_way(
     replication: ReplicationStore, elsewhere: ReplicationStore
 ) -> None:

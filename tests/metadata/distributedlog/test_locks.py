@@ -9,16 +9,13 @@ import pytest
 from helpers.reference_vectors import vectors
 from helpers.worlds.metadata import Heard, MetadataServer
 
+from metadata.distributedlog.lock_members import LockId, member_prefix, parse_member, sequence_of
 from metadata.distributedlog.locks import (
     DistributedLock,
     LockClosedError,
-    LockId,
     LockingError,
     LockSessionExpiredError,
     OwnershipAcquireFailedError,
-    member_prefix,
-    parse_member,
-    sequence_of,
 )
 from metadata.foundation.errors import CallerError, NoNodeError
 from metadata.retry import reconnected

@@ -10,11 +10,14 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from helpers.worlds.metadata import Heard
+from kazoo.client import KazooClient
 
 from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.socks import SocksProxy
 from metadata.retry import reconnected
 from metadata.store import SessionState
 from metadata.zookeeper.client import MAX_IN_FLIGHT, ZooKeeperStore
+from metadata.zookeeper.edge import FIRST_VARIABLE, BoundedConnection, LoopHandler
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.processes
@@ -143,3 +146,52 @@ async def test_silence_is_noticed_while_requests_go_out(middle: Middle) -> None:
     for outcome in await asyncio.gather(*requests, return_exceptions=True):
         assert isinstance(outcome, DistributedLogError)
     await store.close()
+
+
+async def servers_in_order(
+    servers: str, monkeypatch: pytest.MonkeyPatch, proxy: SocksProxy | None = None, first: str = ""
+) -> tuple[BoundedConnection, list[tuple[str, str, int]]]:
+    """A connection that was not begun, and the addresses that it would try."""
+    monkeypatch.setattr(random, "shuffle", lambda found: None)
+    monkeypatch.setenv(FIRST_VARIABLE, first)
+    handler = LoopHandler(asyncio.get_running_loop(), proxy)
+    connection = BoundedConnection(KazooClient(servers, handler=handler), handler, 10)
+    return connection, connection._expand_client_hosts()
+
+
+async def test_servers_that_are_dialled_directly_are_tried_before_those_behind_the_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    proxy = SocksProxy("127.0.0.1", 1080, frozenset({"127.0.0.2"}))
+    _, order = await servers_in_order("127.0.0.1:1,127.0.0.2:2,127.0.0.3:3", monkeypatch, proxy)
+    assert [address for _, address, _ in order] == ["127.0.0.2", "127.0.0.1", "127.0.0.3"]
+
+
+async def test_servers_that_the_environment_names_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = "127.0.0.1:1,127.0.0.1:2,127.0.0.3:3"
+    for first, ports in (("", [1, 2, 3]), ("127.0.0.1:2", [2, 1, 3]), ("127.0.0.3, other", [3, 1, 2])):
+        _, order = await servers_in_order(servers, monkeypatch, first=first)
+        assert [port for _, _, port in order] == ports
+
+
+async def test_names_of_servers_behind_the_proxy_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = SocksProxy("127.0.0.1", 1080, frozenset({"localhost"}))
+    connection, order = await servers_in_order("known-there.example:1,localhost:2", monkeypatch, proxy)
+    assert order[-1] == ("known-there.example", "known-there.example", 1)
+    direct = order[0]
+    assert direct[0] == "localhost"
+    with socket.create_server((direct[1], 0)) as server:  # by its address, which is not in the proxy's list
+        connection._edge.create_connection((direct[1], server.getsockname()[1]), 10.0).close()
+
+
+async def test_a_near_server_that_hangs_is_tried_last_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _silent_address(accepts=True) as silent:
+        other = "127.0.0.1:1"
+        connection, order = await servers_in_order(f"{other},{silent}", monkeypatch, first=silent)
+        near = order[0]
+        assert f"{near[1]}:{near[2]}" == silent
+        monkeypatch.setattr(connection, "_attempt_limit_s", lambda: 0.05)
+        with pytest.raises(connection._edge.timeout_exception):
+            await asyncio.to_thread(connection._connect, *near)
+        connection._socket.close()
+        assert connection._expand_client_hosts()[-1] == near

@@ -75,6 +75,22 @@ def test_a_member_without_names_status_and_shard_is_one() -> None:
     assert ProxyMember.decode(odd) == member
 
 
+def test_a_region_is_announced_where_it_is_known_and_other_programs_read_over_it() -> None:
+    near = proxy_member(ProxyEndpoint("10.0.0.1", 8000), 0, region="eu")
+    value = json.loads(near.encode())
+    assert value.pop("region") == "eu"
+    unsaid = proxy_member(ProxyEndpoint("10.0.0.1", 8000), 0)
+    # What an older release of ours, and Java's, has is the rest; what they write says no region.
+    assert value == json.loads(unsaid.encode())
+    assert ProxyMember.decode(near.encode()) == near
+    assert ProxyMember.decode(unsaid.encode()).region is None
+    assert ProxyMember.decode(UPSTREAM).region is None
+    assert near != unsaid, "a watch hears of a region that is said later"
+    for odd in (b'""', b"3", b"null", b'["eu"]', b'"eu/rack"', b'"a b"'):
+        member = ProxyMember.decode(b'{"serviceEndpoint":{"host":"h","port":1},"region":' + odd + b"}")
+        assert member == ProxyMember(ProxyEndpoint("h", 1))
+
+
 @pytest.mark.parametrize(
     "data",
     [

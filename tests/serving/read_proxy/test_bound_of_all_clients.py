@@ -347,7 +347,7 @@ async def test_a_peer_that_stands_still_is_not_known_and_delays_no_other():
         await server.start("host", 0)
     members = [read_proxy_member(ProxyEndpoint("host", server.port), -1) for server in servers]
     own = read_proxy_member(ProxyEndpoint("own", 1), -1)
-    counts = PeerCounts(balance, pipes, str(own.endpoint))
+    counts = PeerCounts(balance, pipes, own)
     counts.use_members([*members, own])
     await asyncio.sleep(0.5)
     addresses = [str(member.endpoint) for member in members]

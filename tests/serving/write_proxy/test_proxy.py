@@ -56,7 +56,7 @@ from dlspark.serving.protocol.operations import (
 from dlspark.serving.write_proxy.proxy import ProxyRole, WriteProxy, grpc_limits
 from dlspark.serving.write_proxy.settings import ProxyConfiguration, read_configuration
 from dlspark.serving.write_proxy.streams.model import OTHERS_KEPT_S
-from metadata.foundation.errors import NotAppliedError
+from metadata.foundation.errors import CallerError, NotAppliedError
 from metadata.store import join
 
 FOLDER = f"/dl/{WRITE_PROXIES}"
@@ -72,7 +72,9 @@ class Tier:
         self.registry = CollectorRegistry()
         self.proxies: list[WriteProxy] = []
 
-    async def made(self, role: ProxyRole | None = None, logs: Settings | None = None, **settings: object) -> WriteProxy:
+    async def made(
+        self, role: ProxyRole | None = None, logs: Settings | None = None, *, region: str = "", **settings: object
+    ) -> WriteProxy:
         """A proxy that is not started."""
         given = {
             "server_grpc_port": -1,
@@ -90,7 +92,7 @@ class Tier:
             network=self.pipes,
             clock=self.world.clock,
             statistics=Statistics(self.registry),
-            namespace=await self.world.namespace(),
+            namespace=await self.world.namespace(region=region),
         )
         self.proxies.append(proxy)
         return proxy
@@ -483,3 +485,25 @@ async def test_a_grpc_client_is_sent_to_where_the_owner_speaks_grpc() -> None:
             await ask(write, pb.WriteRequest(stream="c", payloads=[b"x"]))
             assert (await ask(owner, pb.StreamRequest(stream="c"))).grpc_address == str(second.member.grpc)
         await tier.stop()
+
+
+# ---- regions ---------------------------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_the_region_of_its_settings_or_its_environment_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with tiers() as tier:
+        unsaid = await tier.add()
+        said = await tier.made(region="eu")
+        monkeypatch.setenv("DLSPARK_REGION", "us")
+        await said.start()
+        by_environment = await tier.add()
+        members = await tier.members()
+        assert {one.location: one.region for one in members} == {
+            unsaid.location: None,
+            said.location: "eu",
+            by_environment.location: "us",
+        }
+        monkeypatch.setenv("DLSPARK_REGION", "not one")
+        with pytest.raises(CallerError, match="DLSPARK_REGION"):
+            await tier.add()

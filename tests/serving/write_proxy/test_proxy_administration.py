@@ -100,7 +100,7 @@ async def test_a_survey_says_who_owns_what_and_who_does_not_answer() -> None:
     reports = await survey(tier.peers, [gone, second, foreign, first])
     assert [one.member for one in reports] == [first, second, gone]
     assert [sorted(one.streams) for one in reports] == [["a", "b"], ["c"], []]
-    assert reports[0].region == "r1"
+    assert reports[0].region_id == "r1"
     assert reports[2].status is None
     assert "refused" in (reports[2].error or "")
     assert distribution_of(reports) == {first.location: {"a", "b"}, second.location: {"c"}}

@@ -85,7 +85,7 @@ async def test_a_verdict_is_asked_for_once_and_the_memory_of_them_is_bounded(
     monkeypatch.setattr(auditor, "METADATA_READS", 1)
     asked: list[tuple[str, ...]] = []
 
-    async def judge(bookies: Sequence[str], write_quorum: int, ack_quorum: int) -> Adherence:
+    async def judge(bookies: Sequence[str], metadata: LedgerMetadata) -> Adherence:
         asked.append(tuple(bookies))
         return Adherence.FAIL
 

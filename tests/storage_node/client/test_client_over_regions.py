@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from helpers.virtual_time import virtual_time
@@ -148,6 +149,29 @@ async def test_a_silent_region_costs_milliseconds_and_the_next_one_is_the_nearer
         assert cluster.loop.time() - began < 1.0  # and not firstSpeculativeReadTimeout, again and again
         us, ap = cluster.of(writer, "us")[0], cluster.of(writer, "ap")[0]
         assert len(reads(us)) + len(us.batch_reads) > 3 * (len(reads(ap)) + len(ap.batch_reads))
+
+
+@virtual_time
+async def test_a_late_read_is_hedged_on_loops_whose_handles_know_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    call_at = loop.call_at
+
+    class Handle:
+        """As uvloop's, of a time that is less than half a millisecond away."""
+
+        def __init__(self, timer: asyncio.TimerHandle) -> None:
+            self.cancel = timer.cancel
+
+    def as_uvloop(when: float, callback: Any, *arguments: Any, **how: Any) -> Any:
+        timer = call_at(when, callback, *arguments, **how)
+        return Handle(timer) if callback.__name__ == "_hedge" else timer
+
+    async with world() as (cluster, writer):
+        reader = await opened(cluster, writer, SINGLE)
+        await reader.read(0, 9)
+        monkeypatch.setattr(loop, "call_at", as_uvloop)
+        cluster.of(writer, "eu")[0].silent = True
+        assert [entry.entry_id for entry in await reader.read(0, 9)] == list(range(10))
 
 
 @virtual_time

@@ -45,7 +45,8 @@ class ProxyReport:
     status: ProxyStatus | None = None
     """None where it did not answer."""
     streams: frozenset[str] = field(default_factory=frozenset)
-    region: str | None = None
+    region_id: str | None = None
+    """What segments call its region (`server_region_id`), as it says itself."""
     error: str | None = None
     """The reason why it did not answer."""
 
@@ -53,6 +54,11 @@ class ProxyReport:
     def location(self) -> str:
         """Its location."""
         return self.member.location
+
+    @property
+    def region(self) -> str | None:
+        """The name of its region, as its member has it."""
+        return self.member.region
 
 
 async def survey(

@@ -48,7 +48,7 @@ from dlspark.spark.sink.append.folders import AppenderFolder, driver_process
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.commit_modes import ENTRY_ROOM
 from dlspark.spark.sink.session import settings_of
-from metadata.distributedlog.locks import LockId
+from metadata.distributedlog.lock_members import LockId
 from metadata.distributedlog.owner_names import process_of, sink_owner
 from metadata.foundation.errors import CorruptDataError, DistributedLogError, OutcomeUnknownError
 

@@ -42,7 +42,8 @@ from dlspark.spark.sink.append.proxied_log import ProxiedLog
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.messages import InlineRows, JobId
 from dlspark.spark.sink.write_proxies import WriteProxies
-from metadata.distributedlog.locks import LockId, OwnershipAcquireFailedError
+from metadata.distributedlog.lock_members import LockId
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.distributedlog.owner_names import appends
 from metadata.foundation.errors import OutcomeUnknownError
 from metadata.foundation.tasks import end_tasks

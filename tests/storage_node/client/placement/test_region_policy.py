@@ -22,7 +22,7 @@ from storage_node.client.placement.candidates import Candidates
 from storage_node.client.placement.racks import RackMap, StaticResolver
 from storage_node.client.placement.region_policy import RegionAwarePlacement, RegionSwitches
 from storage_node.client.placement.regions import RegionRules, keeps_regions
-from storage_node.errors import LedgerFencedError, NotEnoughBookiesError
+from storage_node.errors import LedgerFencedError, LedgerRecoveryError, NotEnoughBookiesError
 from storage_node.protocol.writing_model import PickReplacements
 from storage_node.settings.client import ClientSettings
 from storage_node.settings.placement import PlacementSettings
@@ -312,15 +312,17 @@ async def test_an_entry_is_acknowledged_from_two_regions_also_by_a_recovery_not_
 
 
 @virtual_time
-async def test_a_ledger_whose_regions_are_not_known_is_recovered_all_the_same():
-    """No acknowledgement could ever prove two regions; the ledger would stay open for ever."""
+async def test_a_ledger_whose_regions_are_not_known_is_not_recovered_with_fewer():
     async with ModelCluster(3) as cluster:
         known, *others = sorted(cluster.bookies)
-        for places in ({}, {known: "/eu/r1"}, dict.fromkeys([known, *others], "/eu/r1")):
-            writer = await cluster.client().create()
-            await writer.add(b"first")
-            reader = await region_client(cluster, places).open(writer.ledger_id, recover=True)
-            assert [entry.payload for entry in await reader.read(0, 0)] == [b"first"]
+        writer = await cluster.client().create()
+        await writer.add(b"first")
+        for places in ({}, {known: "/eu/r1"}, {others[0]: "/eu/r1", others[1]: "/eu/r2"}):
+            with pytest.raises(LedgerRecoveryError, match="not known in which racks or regions"):
+                await region_client(cluster, places).open(writer.ledger_id, recover=True)
+        everywhere = {known: "/eu/r1", others[0]: "/us/r1", others[1]: "/us/r2"}
+        reader = await region_client(cluster, everywhere).open(writer.ledger_id, recover=True)
+        assert [entry.payload for entry in await reader.read(0, 0)] == [b"first"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,227 @@
+"""What processes in a region do for the section `regions`: write, follow, read, append through a proxy, query.
+
+`regional` is a child: it takes its region from its environment, and then does one job after the other. Every job opens
+what it needs, is told when the others are ready (`Job.ready`), and returns plain numbers. Times are those of the
+machine's one monotonic clock, so that moments of two processes can be compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.cluster import run
+from benchmarks.limits import child_process
+from benchmarks.logs import LOW_LATENCY, fill_log
+from benchmarks.payloads import BATCH_BYTES, equal_lengths
+from benchmarks.storage import SMALL_BYTES
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.serving.client.client import AsyncClient
+from metadata.foundation.errors import check
+
+RECORD_BYTES: Final = 1024
+_RECORDS: Final = equal_lengths(RECORD_BYTES)
+BATCH_RECORDS: Final = len(_RECORDS.txids)
+_SILENCE_S: Final = 120.0
+"""A job that takes longer has failed."""
+
+
+class RegionProcess:
+    """A process in a region, which does one job at a time."""
+
+    def __init__(self, end: Connection) -> None:
+        self._end = end
+
+    def begin(self, job: Callable[..., Any], *arguments: object) -> None:
+        """Start a job, a function of this module; returns when it is ready to begin, where it says so."""
+        self._end.send((job, arguments))
+
+    def until_ready(self) -> None:
+        """Wait until the job has said that it is ready."""
+        check(self._take("ready") is None, "a job answered before it was ready")
+
+    def result(self) -> Any:
+        """Wait for what the job returns. Raises what it failed with, as text."""
+        return self._take("done")
+
+    def do(self, job: Callable[..., Any], *arguments: object) -> Any:
+        """Do a job and return its result."""
+        self.begin(job, *arguments)
+        return self.result()
+
+    def _take(self, wanted: str) -> Any:
+        check(self._end.poll(_SILENCE_S), f"a process of a region said nothing for {_SILENCE_S:g} s")
+        kind, value = self._end.recv()
+        check(kind == wanted, f"a job in a region: {kind}: {value}")
+        return value
+
+
+@contextmanager
+def region_process(environment: Mapping[str, str]) -> Iterator[RegionProcess]:
+    """Start a process in a region, which has ended when the block is left."""
+    with child_process(regional, dict(environment)) as end:
+        yield RegionProcess(end)
+        end.send(None)
+
+
+def regional(end: Connection, environment: dict[str, str]) -> None:
+    """Do jobs, in a child, until there are no more."""
+    os.environ.update(environment)
+    while (asked := end.recv()) is not None:
+        job, arguments = asked
+        try:
+            end.send(("done", job(partial(end.send, ("ready", None)), *arguments)))
+        except Exception as error:  # whatever it is, the one that waits must hear of it
+            end.send(("failed", f"{type(error).__name__}: {error}"))
+
+
+Ready = Callable[[], None]
+
+
+# ------------------------------------------------------------------------------------ logs
+
+
+def write_paced(
+    _: Ready, uri: str, settings: dict[str, Any], name: str, count: int, pause_s: float
+) -> list[tuple[float, float]]:
+    """Append to a log, one record at a time with a pause behind each; return when each was written, and
+    acknowledged."""
+
+    async def main() -> list[tuple[float, float]]:
+        moments: list[tuple[float, float]] = []
+        async with (
+            await AsyncNamespace.open(uri, {**LOW_LATENCY, **settings}) as namespace,
+            await namespace.open_log(name) as log,
+        ):
+            writer = await log.open_writer()
+            payload = bytes(SMALL_BYTES)
+            for number in range(writer.last_txid + 1, writer.last_txid + 1 + count):
+                begin = time.monotonic()
+                await writer.write(number, payload)
+                moments.append((begin, time.monotonic()))
+                await asyncio.sleep(pause_s)
+            await writer.close()
+        return moments
+
+    return run(main())
+
+
+def follow(ready: Ready, uri: str, name: str, count: int) -> list[float]:
+    """Read a log's next `count` records as they come; return when each was delivered."""
+
+    async def main() -> list[float]:
+        async with (
+            await AsyncNamespace.open(uri) as namespace,
+            await namespace.open_log(name) as log,
+            await log.open_reader() as reader,
+        ):
+            # The first record was there before: from now on the reader waits at the end.
+            await reader.read_next()
+            ready()
+            moments = []
+            for _ in range(count):
+                await reader.read_next()
+                moments.append(time.monotonic())
+            return moments
+
+    return run(main())
+
+
+def make_log(_: Ready, uri: str, settings: dict[str, Any], name: str, megabytes: int) -> int:
+    """Make a log, with a completed segment of so many megabytes or of one record; return the bytes of its entries."""
+
+    async def main() -> int:
+        async with await AsyncNamespace.open(uri, settings) as namespace:
+            await namespace.create_log(name)
+            async with await namespace.open_log(name) as log:
+                if megabytes:
+                    _, size = await fill_log(log, _RECORDS, batches(megabytes))
+                    return size
+                async with await log.open_writer() as writer:
+                    written = writer.write(0, bytes(SMALL_BYTES))
+                await written
+                return 0
+
+    return run(main())
+
+
+def batches(megabytes: int) -> int:
+    """Return the batches of a log of so many megabytes."""
+    return max(1, (megabytes << 20) // BATCH_BYTES)
+
+
+def catch_up(_: Ready, uri: str, name: str, megabytes: int) -> float:
+    """Read a completed log from its begin to its end; return the seconds from opening a reader on."""
+
+    async def main() -> float:
+        async with await AsyncNamespace.open(uri) as namespace, await namespace.open_log(name) as log:
+            begin = time.monotonic()
+            async with await log.open_reader() as reader:
+                seen = 0
+                while seen < batches(megabytes) * BATCH_RECORDS:
+                    seen += (await reader.next_batch()).num_rows
+            return time.monotonic() - begin
+
+    return run(main())
+
+
+# ------------------------------------------------------------------------------------ proxies
+
+
+def append_through(_: Ready, address: str, name: str, count: int, skipped: int, pause_s: float) -> list[float]:
+    """Append through a proxy, one record at a time with a pause behind each; return the seconds of each, but for the
+    first ones."""
+
+    async def main() -> list[float]:
+        async with await AsyncClient.connect(address) as client:
+            producer = client.producer(name)
+            payload = bytes(SMALL_BYTES)
+            latencies = []
+            for _ in range(count + skipped):
+                begin = time.monotonic()
+                await producer.write(payload)
+                latencies.append(time.monotonic() - begin)
+                await asyncio.sleep(pause_s)
+            return latencies[skipped:]
+
+    return run(main())
+
+
+# ------------------------------------------------------------------------------------ Spark
+
+_SPARK: dict[str, Any] = {}
+"""The session of this process, behind `start_spark`."""
+
+
+def start_spark(_: Ready, uri: str, directory: Path) -> None:
+    """Start a Spark session in this region; it ends with the process."""
+    from benchmarks.session import spark_session
+    from dlspark.spark.catalog.enabling import enable
+
+    directory.mkdir()
+    _SPARK["held"] = held = spark_session(directory)
+    _SPARK["session"] = spark = held.__enter__()
+    enable(spark, uri=uri)
+
+
+def sum_by_spark(_: Ready, name: str, partitions: int, megabytes: int) -> float:
+    """Run a batch query that reads a whole log; return its seconds, planning included."""
+    query = f"SELECT sum(length(value)) FROM dlog.`{name}` WITH (minPartitions = {partitions})"
+    begin = time.monotonic()
+    (row,) = _SPARK["session"].sql(query).collect()
+    took = time.monotonic() - begin
+    wanted = batches(megabytes) * BATCH_RECORDS * RECORD_BYTES
+    check(row[0] == wanted, f"Spark read {row[0]} bytes of {wanted}")
+    return took
+
+
+def stop_spark(_: Ready) -> None:
+    """End the session."""
+    _SPARK.pop("held").__exit__(None, None, None)

@@ -1,0 +1,106 @@
+"""Which copies are moved so that an ensemble keeps the placement rule: the fewest, and only for a better verdict."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from test_placement import ENFORCED, Clock, Registry
+from test_region_policy import COUNTED, LISTED, REGIONS, World
+
+from storage_node.client.health import BookieHealth, Quarantine
+from storage_node.client.placement import mending
+from storage_node.client.placement.arranging import Adherence
+from storage_node.client.placement.candidates import Candidates
+from storage_node.client.placement.mending import fewest_moves
+from storage_node.client.placement.policies import RackAwarePlacement, UniformPlacement
+from storage_node.client.placement.racks import RackMap, StaticResolver
+from storage_node.client.placement.regions import PlacementRefusal
+from storage_node.errors import NotEnoughBookiesError, RackResolutionError
+
+SPACE = {"e": 4, "u": 3, "a": 3}
+
+
+def names(*short):
+    return tuple(f"{name}:1" for name in short)
+
+
+def moved(ensemble, moves):
+    return tuple(moves.get(index, bookie) for index, bookie in enumerate(ensemble))
+
+
+@pytest.mark.parametrize(
+    ("conf", "ensemble", "quorums", "count"),
+    [
+        (COUNTED, ("e0", "e1", "e2"), (3, 2), 1),
+        (COUNTED, ("e0", "u0", "e2"), (3, 2), 0),
+        (LISTED, ("e0", "e1", "e2", "e3", "u0", "a0"), (6, 4), 1),
+        (LISTED, ("e0", "e1", "e2", "u0", "u1", "a0"), (6, 4), 0),
+        (LISTED, ("e0", "e1", "e2", "u0"), (4, 3), 1),
+        (LISTED, ("e0", "e1"), (2, 2), 1),
+    ],
+)
+async def test_the_fewest_copies_are_moved(conf, ensemble, quorums, count):
+    for seed in range(20):
+        world = World(SPACE, conf, seed=seed)
+        members = names(*ensemble)
+        moves = await world.policy.moves(members, *quorums)
+        assert len(moves) == count
+        after = moved(members, moves)
+        assert len(set(after)) == len(after)
+        assert await world.policy.judge(after, *quorums) is not Adherence.FAIL
+        if count:
+            assert await world.policy.judge(members, *quorums) is Adherence.FAIL
+
+
+async def test_of_as_many_moves_those_after_which_copies_are_spread_evenly_win():
+    world = World(SPACE)
+    members = names("e0", "e1", "e2", "u0", "u1", "e3")
+    moves = await world.policy.moves(members, 6, 4)
+    assert [REGIONS[bookie[0]] for bookie in moves.values()] == ["ap"]
+
+
+async def test_copies_are_moved_into_no_region_that_is_disallowed():
+    world = World(SPACE, COUNTED)
+    world.disallowed = frozenset({"us"})
+    for _ in range(20):
+        moves = await world.policy.moves(names("e0", "e1", "e2"), 3, 2)
+        assert [REGIONS[bookie[0]] for bookie in moves.values()] == ["ap"]
+    world.disallowed = frozenset({"us", "ap"})
+    with pytest.raises(NotEnoughBookiesError, match=r"there are: 1 in eu"):
+        await world.policy.moves(names("e0", "e1", "e2"), 3, 2)
+
+
+async def test_nothing_is_moved_while_it_is_not_known_where_a_member_lies():
+    world = World({**SPACE, "x": 1}, COUNTED)
+    with pytest.raises(RackResolutionError, match=r"not known where x0:1 lie"):
+        await world.policy.moves(names("e0", "e1", "x0"), 3, 2)
+
+
+async def test_a_node_of_unknown_region_gets_no_copy():
+    world = World({"e": 4, "x": 2}, COUNTED)
+    with pytest.raises(NotEnoughBookiesError):
+        await world.policy.moves(names("e0", "e1", "e2"), 3, 2)
+
+
+async def test_racks_are_mended_too_and_the_uniform_policy_has_nothing_to_mend():
+    table = {"a0": "/a", "a1": "/a", "a2": "/a", "b0": "/b", "x0": "/default-rack"}
+    registry, clock = Registry({f"{name}:1": name for name in table}), Clock()
+    quarantine = Quarantine(ENFORCED, clock, random.Random(1))
+    candidates = Candidates(registry, BookieHealth(clock, 60_000), quarantine, random.Random(1))
+    times = {"memory_ms": 60_000, "replacement_pause_ms": 5_000, "replacement_timeout_ms": 2_000}
+    aware = RackAwarePlacement(candidates, RackMap(StaticResolver(table), clock), ENFORCED, **times)
+    moves = await aware.moves(names("a0", "a1", "a2"), 3, 2)
+    assert list(moves.values()) == ["b0:1"]
+    assert await aware.moves(names("a0", "a1", "b0"), 3, 2) == {}
+    registry.hosts.pop("b0:1")
+    with pytest.raises(NotEnoughBookiesError):
+        await aware.moves(names("a0", "a1", "a2"), 3, 2)
+    assert await UniformPlacement(candidates, **times).moves(names("a0", "a1", "a2"), 3, 2) == {}
+
+
+def test_a_search_that_finds_nothing_ends(monkeypatch):
+    monkeypatch.setattr(mending, "MOVE_LIMIT", 10)
+    order = [f"{region}{number}" for region in "abcde" for number in range(3)]
+    found = fewest_moves(["z0", "z1", "z2"], order, lambda b: b, lambda b: b[0], lambda _: Adherence.FAIL)
+    assert found == PlacementRefusal("none of the first 10 ways to move its copies keeps the rule")
