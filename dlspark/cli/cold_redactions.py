@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,11 +55,19 @@ async def redact(
     meant are in ledgers as well, or may be: those are not erased; and where a mirror could not be cleared, which is
     named: run it again then.
     """
+    from dlspark.cold.moving.mirroring import clear_replaced
+    from dlspark.cold.moving.stores import MoverStores
     from dlspark.cold.redaction.erasing import LogErasure
+    from metadata.distributedlog.cold_store import ColdStore
 
     request = _request(where, dlsn or [], before)
-    async with at.open() as namespace, await namespace.open_log(name) as log:
-        erasure = LogErasure(namespace.services, log.settings, name)
+    async with AsyncExitStack() as closing:
+        namespace = await closing.enter_async_context(at.open())
+        log = await closing.enter_async_context(await namespace.open_log(name))
+        services, stores = namespace.services, MoverStores()
+        closing.push_async_callback(stores.close)
+        clear = partial(clear_replaced, services, ColdStore(services.logs), stores, name)
+        erasure = LogErasure(services, log.settings, name, clear_copies=clear)
         plan = await erasure.plan(request)
         report: ErasureReport | None = None
         if plan.meant and not dry_run:

@@ -244,8 +244,10 @@ class LogMover:
     async def _note_mirrors(self, done: MoverPass) -> None:
         """Have the log name its mirrors: stores may fill them by themselves, and readers go by what the log names."""
         wanted = tuple(one.noted for one in self._settings().cold_mirrors)
+        if not wanted:
+            return
         seen = (await self._pictures.look()).picture.cold
-        if wanted and seen is not None and seen.mirrors[: len(wanted)] != wanted:
+        if seen is not None and seen.mirrors[: len(wanted)] != wanted:
             try:
                 await self._cold.note_mirrors(self.name, wanted)
             except InvariantViolation:

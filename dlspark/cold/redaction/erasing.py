@@ -17,7 +17,7 @@ the one file or the other. Running it again finds what is left: what is erased i
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,8 +25,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dlspark.cold.moving.mirroring import clear_replaced
-from dlspark.cold.moving.stores import MoverStores
 from dlspark.cold.redaction.rewriting import RewrittenFile, rewrite_file
 from dlspark.cold.redaction.selection import ErasureRequest, RecordSelection
 from dlspark.cold.restoring.checking import in_thread, read_footer
@@ -53,6 +51,7 @@ from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.tasks import each
 from metadata.retry import MAX_REPEATS
 
+ClearCopies: TypeAlias = Callable[[], Awaitable[list[str]]]
 OpenStore: TypeAlias = Callable[[str, Mapping[str, str]], ObjectStore]
 
 
@@ -177,6 +176,9 @@ class LogErasure:
         log: the log.
         client_id: who does it, for others that want to work on the log's cold storage meanwhile.
         opener: opens the store of an address.
+        clear_copies: deletes the copies that mirrors have of files which others have taken the place of, under the
+            worker's lock, and returns in words what may be left (`moving.mirroring.clear_replaced`). Without it all
+            such copies are told of as left.
     """
 
     def __init__(
@@ -187,7 +189,9 @@ class LogErasure:
         *,
         client_id: str | None = None,
         opener: OpenStore = open_store,
+        clear_copies: ClearCopies | None = None,
     ) -> None:
+        self._clear_copies = clear_copies
         self._services = services
         self._settings = settings
         self._log = log
@@ -312,11 +316,12 @@ class LogErasure:
             await lock.release()
 
     async def _clear(self) -> list[str]:
-        stores = MoverStores(self._opener)
-        try:
-            return await clear_replaced(self._services, self._cold, stores, self._log)
-        finally:
-            await stores.close()
+        if self._clear_copies is not None:
+            return await self._clear_copies()
+        cold = await self._cold.cold_log(self._log)
+        mirrors = () if cold is None else cold.value.mirrors
+        files = [file for unit in await self._cold.units(self._log) for file in unit.value.replaced]
+        return [f"{one.url_of(file.url)} was not looked at" for file in files for one in file.copies_in(mirrors)]
 
     async def _check_declaration(self, plan: ErasurePlan) -> None:
         stored = await self._schemas.get(self._log)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+from functools import partial
 
 import pytest
 import pytest_asyncio
 from helpers.cold.moving_world import AT_ONCE, ROOT, MovingWorld
 from helpers.cold.places import put
+from helpers.waiting import until
 
+from dlspark.cold.moving import daemon
 from dlspark.cold.moving.log_mover import REPLACED_LAG_S
-from dlspark.cold.moving.mirroring import LogMirrors, drop_mirror
+from dlspark.cold.moving.mirroring import LogMirrors, clear_replaced, drop_mirror
 from dlspark.cold.moving.owning import is_owner_mark
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.cold.moving.sweeping import sweep_deleted_log, sweep_log
@@ -25,6 +29,7 @@ from dlspark.objects.memory_faults import ObjectFault, ObjectFaults
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.foundation import fault_points
 from metadata.foundation.errors import CallerError
+from metadata.foundation.tasks import end_tasks
 
 US, ASIA = "s3://bucket-us/dl", "s3://bucket-asia/dl"
 MIRRORS = f"us={US};asia={ASIA}"
@@ -120,7 +125,10 @@ async def truncated(world, namespace):
 
 
 def erasure(world, namespace):
-    return LogErasure(namespace.services, namespace.settings, "log", opener=world.open_store)
+    stores = MoverStores(world.open_store)
+    world._movers.append(stores)
+    clear = partial(clear_replaced, namespace.services, ColdStore(namespace.services.logs), stores, "log")
+    return LogErasure(namespace.services, namespace.settings, "log", opener=world.open_store, clear_copies=clear)
 
 
 async def noted(namespace):
@@ -448,3 +456,33 @@ async def test_turns_are_short_and_what_is_left_is_said(world, monkeypatch):
     assert newest in world.copies(US)
     done = await world.mirror(namespace)
     assert (len(done.copied), done.there, done.more) == (5, 3, False)
+
+
+async def test_a_daemon_fills_mirrors_beside_its_moving(world, monkeypatch):
+    for name, seconds in (("LOOK_S", 0.1), ("LOGS_S", 0.05), ("MIRRORS_S", 0.1), ("PAUSE_S", 0.0)):
+        monkeypatch.setattr(daemon, name, seconds)
+    monkeypatch.setattr("dlspark.cold.moving.mirroring.TURN_S", 0.0)
+    namespace = await world.namespace(cold_mirror_places=MIRRORS, cold_target_bytes=1, cold_max_delay_s=1)
+    await world.write(namespace, "log", 2)
+    world.clock.moment_ms += 60_000
+    moving = daemon.MoverDaemon(namespace, stores=MoverStores(world.open_store), rng=random.Random(1))
+    running = asyncio.get_running_loop().create_task(moving.run())
+    try:
+        await until(lambda: len(world.copies(US)) == 2, "copies in us", every_s=0.02)
+        world.away.add(US)  # it keeps neither the moving nor the other mirror up
+        await world.write(namespace, "log", 2, first=3)
+        world.clock.moment_ms += 60_000
+        await until(lambda: len(world.copies(ASIA)) == 4, "copies in asia", every_s=0.02)
+        assert len(world.own()) == 4
+        world.away.clear()
+        await until(lambda: world.copies(US) == world.own(), "copies in us again", every_s=0.02)
+    finally:
+        await end_tasks([running])
+
+
+async def test_an_erasure_that_cannot_clear_mirrors_tells_of_all_copies(world):
+    namespace, _ = await moved(world)
+    one = LogErasure(namespace.services, namespace.settings, "log", opener=world.open_store)
+    report = await one.run(await one.plan(ErasureRequest(dlsns=(DLSN(2, 1, 0),))))
+    assert [text.split("/")[2] for text in report.copies_left] == ["bucket-us", "bucket-asia"]
+    assert await one.clear_mirrors() == report.copies_left

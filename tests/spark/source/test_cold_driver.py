@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import pickle
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from dlspark.cold.restoring.rebuilding import LogRebuild, check_files, find_file
 from dlspark.cold.restoring.returning import LogReturn
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.cold.reading.locations import ColdLocation
+from dlspark.objects.local import LocalStore
 from dlspark.spark.errors import DataLossError, TruncatedDataLossError
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView
@@ -34,6 +36,8 @@ from dlspark.spark.source.partition_reader import LogPartition, hosts_of, read_p
 from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.proxy_entries import ProxyEntries, TaskProxies
 from dlspark.spark.source.selection import BatchLimits
+from metadata.distributedlog.cold_places import ColdMirror
+from metadata.distributedlog.cold_store import ColdStore
 from storage_node.client.reader import LedgerLocation
 
 COUNTS = (30, 17, 1, 40, 22)
@@ -224,6 +228,28 @@ async def test_a_plan_needs_no_node_for_what_has_a_file(driver_world: DriverWorl
     await until(none_is_left, "all nodes are gone")
     plan = await driver.plan(start, Offsets({name: DLSN(5, 0, 0)}))
     assert await read(plan, driver) == list(range(sum(COUNTS[:4])))
+
+
+async def test_tasks_read_in_the_mirror_of_their_own_region(
+    driver_world: DriverWorld, mover: HandMover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = await moved(driver_world, mover)
+    shutil.copytree(tmp_path / "cold", tmp_path / "us")
+    mirror = ColdMirror("us", f"file://{tmp_path}/us")
+    await ColdStore(driver_world.namespace.services.logs).note_mirrors(name, [mirror])
+    driver = await driver_world.driver(log=name)
+    plan = await driver.plan(*await whole(driver))
+    read_at: set[str] = set()
+    found = LocalStore.read
+
+    async def noted(store: LocalStore, url: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        read_at.add(url.rsplit("/", 3)[0])
+        return await found(store, url, ranges)
+
+    monkeypatch.setattr(LocalStore, "read", noted)
+    monkeypatch.setenv("DLSPARK_REGION", "us")  # of the executor; the driver has planned without
+    assert await read(plan, driver) == list(range(sum(COUNTS)))
+    assert read_at == {mirror.root}
 
 
 async def test_a_file_that_went_after_the_plan_is_data_loss(driver_world: DriverWorld, mover: HandMover) -> None:
