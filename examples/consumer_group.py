@@ -12,8 +12,8 @@ from dlspark.errors import EndOfStreamError
 
 TOPIC = [f"example-group-{partition}" for partition in range(4)]  # a log each; the group's results are in "...-done"
 MEMBERS = {"ann", "bob", "cyd"}
-# A member waits for its turn as long as it takes. What a killed one had is free a second later, with its session.
-SETTINGS = {"lockTimeoutSeconds": 86_400, "zkSessionTimeoutSeconds": 1}
+# A member waits for its turn as long as it takes. What a killed one had is free when its session ends.
+SETTINGS = {"lockTimeoutSeconds": 86_400, "zkSessionTimeoutSeconds": 3}
 
 
 def take_part(me: str) -> None:
