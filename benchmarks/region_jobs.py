@@ -175,8 +175,9 @@ def catch_up(_: Ready, uri: str, name: str, megabytes: int) -> float:
 # ------------------------------------------------------------------------------------ proxies
 
 
-def append_through(_: Ready, address: str, name: str, count: int, skipped: int) -> list[float]:
-    """Append through a proxy, one record at a time; return the seconds of each, but for the first ones."""
+def append_through(_: Ready, address: str, name: str, count: int, skipped: int, pause_s: float) -> list[float]:
+    """Append through a proxy, one record at a time with a pause behind each; return the seconds of each, but for the
+    first ones."""
 
     async def main() -> list[float]:
         async with await AsyncClient.connect(address) as client:
@@ -187,6 +188,7 @@ def append_through(_: Ready, address: str, name: str, count: int, skipped: int) 
                 begin = time.monotonic()
                 await producer.write(payload)
                 latencies.append(time.monotonic() - begin)
+                await asyncio.sleep(pause_s)
             return latencies[skipped:]
 
     return run(main())

@@ -40,6 +40,9 @@ from metadata.foundation.socks import ANSWER, CONNECT, GRANTED, REFUSED, REQUEST
 from metadata.foundation.tasks import end_tasks
 
 CHUNK_BYTES: Final = 128 << 10
+GIVEN_UP_CHECK_S: Final = 1.0
+"""How often it is looked whether the client of an unanswered attempt is still there: until a cut is healed the attempts
+of an hour would otherwise hold two sockets each."""
 CARRIED_LINE: Final = json.dumps("carried")
 _LONGEST_NAME: Final = 512
 _NOTHING: Final = b"\0\0\0\0"
@@ -172,9 +175,11 @@ class Gateways:
             host, port = asked
             there = self._region_of.get(host, region)
             await asyncio.sleep(self.passage_s(region, there))
-            await self.until_open(region, there)
-            if reader.at_eof():
-                return  # given up while the way was closed
+            while not self.way(region, there).opened:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self.until_open(region, there), GIVEN_UP_CHECK_S)
+                if _given_up(reader):
+                    return
             try:
                 far_reader, far = await asyncio.open_connection(host, port, limit=CHUNK_BYTES)
             except OSError:
@@ -187,7 +192,7 @@ class Gateways:
             out = _Direction(self, region, there, far, self._capacity, server)
             back = _Direction(self, there, region, writer, self._capacity, server)
             back.put(ANSWER.pack(0, GRANTED, 0, _NOTHING))
-            await _all(out.take(reader), out.give(), back.take(far_reader), back.give())
+            await _all(out.take(reader), out.give(), back.take(far_reader), back.give(), back.until_answered(reader))
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # gone before there was anything to carry, or it speaks something else
         finally:
@@ -217,6 +222,8 @@ class _Direction:
         self._loop = asyncio.get_running_loop()
         self._moved = asyncio.Event()
         """Set when a chunk went in or out."""
+        self._given = asyncio.Event()
+        """Set when the first one went out."""
 
     def put(self, chunk: bytes | None) -> None:
         """Let a chunk go in now."""
@@ -273,7 +280,18 @@ class _Direction:
         await self._gateways.until_open(*self._ends)
         chunk = self._line.take()
         self._moved.set()
+        self._given.set()
         return chunk
+
+    async def until_answered(self, reader: asyncio.StreamReader) -> None:
+        """Wait until the answer has gone out. Raises ConnectionAbortedError where the client, from whom `reader` reads,
+        has given up before: it has no connection yet of which this could be a half."""
+        while not self._given.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._given.wait(), GIVEN_UP_CHECK_S)
+                return
+            if _given_up(reader):
+                raise ConnectionAbortedError
 
     async def _wait(self) -> None:
         self._moved.clear()
@@ -311,6 +329,11 @@ async def _all(*parts: Coroutine[object, object, None]) -> None:
         await asyncio.gather(*tasks)
     finally:
         await end_tasks(tasks)
+
+
+def _given_up(reader: asyncio.StreamReader) -> bool:
+    """Return whether a client has ended its connection."""
+    return reader.at_eof() or reader.exception() is not None
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

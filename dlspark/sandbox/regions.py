@@ -36,7 +36,6 @@ from metadata.zookeeper.embedded import OBSERVER, EmbeddedZooKeeper, EnsembleMem
 Direction = Literal["both", "in", "out"]
 DIRECTIONS: Final[tuple[Direction, ...]] = ("both", "in", "out")
 CONF: Final = "regions.conf"
-_SCRIPT: Final = "locations.sh"
 _LOG: Final = "gateways.log"
 
 
@@ -103,19 +102,18 @@ class SandboxRegions:
         return {
             "survive": REGION,
             "surviveBy": ACKNOWLEDGEMENTS,
-            "bkEnsemblePlacementDnsResolverClass": "ScriptBasedMapping",
-            "bkc.networkTopologyScriptFileName": str(self._directory / _SCRIPT),
+            "bkEnsemblePlacementDnsResolverClass": "announced",
             f"bkc.{REGIONS_TO_WRITE}": ";".join(self.places),
         }
 
-    @property
-    def node_settings(self) -> Mapping[str, str]:
-        """The same for storage nodes, whose auto-recovery places copies as well."""
+    def node_settings(self, name: str) -> Mapping[str, str]:
+        """Return what a region's storage nodes set: where they are, and for their auto-recovery, which places copies as
+        well, the same as programs."""
         plan = survival_plan(REGION, ACKNOWLEDGEMENTS, self.names)
         return {
             **{key: str(value).lower() for key, value in plan.placement.items()},
-            "reppDnsResolverClass": "ScriptBasedMapping",
-            "networkTopologyScriptFileName": str(self._directory / _SCRIPT),
+            "reppDnsResolverClass": "announced",
+            "networkLocation": f"/{name}/rack1",
             REGIONS_TO_WRITE: ";".join(self.places),
         }
 
@@ -131,7 +129,7 @@ class SandboxRegions:
 
     def start(self) -> None:
         """Start gateways and ZooKeeper servers, and wait until these serve. Raises SandboxError and others."""
-        self._write_files()
+        self._write_conf()
         self._start_gateways()
         for voter in self._voters.values():
             voter.launch()
@@ -157,16 +155,9 @@ class SandboxRegions:
             end_processes([self._gateways])
             self._gateways = None
 
-    def _write_files(self) -> None:
+    def _write_conf(self) -> None:
         import javaproperties
 
-        cases = "".join(f"    {place.host}) echo /{place.name}/rack1 ;;\n" for place in self.places.values())
-        script = self._directory / _SCRIPT
-        script.write_text(
-            "#!/bin/sh\n# Where storage nodes are: one location for each address (networkTopologyScriptFileName).\n"
-            f'for address in "$@"; do\n    case "$address" in\n{cases}    *) echo /default-rack ;;\n    esac\ndone\n'
-        )
-        script.chmod(0o700)
         (self._directory / CONF).write_text(javaproperties.dumps(dict(self.settings), timestamp=None))
 
     def _start_gateways(self) -> None:

@@ -144,6 +144,7 @@ class Sandbox(OpenedHere):
         self._log_begins: dict[int, int] = {}
         self._state: SandboxState | None = None
         self._lock: IO[bytes] | None = None
+        self._stopping = False
 
     def __enter__(self) -> Sandbox:
         self.start()
@@ -260,6 +261,7 @@ class Sandbox(OpenedHere):
         """Start everything and wait until it serves. Raises SandboxError, or CallerError for a directory that cannot be
         used; then nothing is left running."""
         _refuse_proxied_shell()
+        self._stopping = False
         atexit.register(self.stop)
         try:
             self._take_directory()
@@ -293,6 +295,7 @@ class Sandbox(OpenedHere):
     def stop(self) -> None:
         """End all processes, proxies first and ZooKeeper last, so that all can leave in order. Idempotent."""
         atexit.unregister(self.stop)
+        self._stopping = True
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -439,7 +442,7 @@ class Sandbox(OpenedHere):
         conf = directory / "bookie.conf"
         port = self.state.node_ports[index]
         place = self.state.node_region(index)
-        host, spread = ("127.0.0.1", {}) if place is None else (place.host, self.regions.node_settings)
+        host, spread = ("127.0.0.1", {}) if place is None else (place.host, self.regions.node_settings(place.name))
         settings = {**spread, **self._node_settings}
         conf.write_text(_bookie_conf(directory, host, port, self.zookeeper_address, settings))
         return conf
@@ -449,6 +452,8 @@ class Sandbox(OpenedHere):
         return child_environment() | ({} if place is None else self.regions.environment(place.name))
 
     def _spawn(self, index: int) -> None:
+        if self._stopping:  # a region that is being healed in another thread: what it starts now would stay
+            raise CallerError("the sandbox is being stopped; its storage nodes are not started")
         conf = self._configure(index)
         self._processes[index] = self._spawner_thread().submit(self._start_process, index, conf).result()
 

@@ -118,6 +118,23 @@ async def test_an_attempt_at_a_connection_over_a_cut_is_not_answered() -> None:
         await listener.close()
 
 
+@pytest.mark.parametrize("cut", [("r1", "r2"), ("r2", "r1")], ids=["to the server", "from the server"])
+async def test_attempts_that_were_given_up_hold_no_sockets_until_a_cut_is_healed(
+    cut: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlspark.sandbox.gateways.GIVEN_UP_CHECK_S", 0.02)
+    async with gateways(Way(*cut, opened=False)) as (opened, network):
+        listener = await TcpNetwork().listen(THERE, 0, Frames)
+        for _ in range(3):
+            with pytest.raises(BookieUnreachableError):
+                await network.connect(THERE, listener.port, Frames(), timeout_ms=100)
+        await until(lambda: opened.connections == 0)
+        opened.replace_ways([Way(*cut)])
+        link = await network.connect(THERE, listener.port, Frames(), timeout_ms=5000)
+        link.close()
+        await listener.close()
+
+
 async def test_a_server_that_is_not_there_is_refused_with_its_own_name() -> None:
     async with gateways() as (opened, network):
         with socket.socket() as held:

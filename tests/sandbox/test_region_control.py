@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -76,6 +77,57 @@ def test_commands_are_carried_out_and_answered_with_the_conditions(state: Sandbo
     assert len(stand_in.regions.closed()) == 4
     assert tell(state, RegionCommand("heal", "r2"))["r2"] == ""
     assert stand_in.done == ["kill r2", "heal r2"]
+
+
+def test_a_question_is_answered_while_a_region_is_being_healed(state: SandboxState, stand_in: StandIn) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def heal(name: str) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    stand_in.heal_region = heal  # type: ignore[method-assign]
+    healing = threading.Thread(target=tell, args=(state, RegionCommand("heal", "r2")))
+    healing.start()
+    assert begun.wait(60)
+    assert tell(state, RegionCommand("list")) == {"r1": "", "r2": "", "r3": ""}
+    go_on.set()
+    healing.join(60)
+    assert not healing.is_alive()
+
+
+def test_a_command_that_fails_unexpectedly_is_answered_and_others_are_taken(
+    state: SandboxState, stand_in: StandIn
+) -> None:
+    def kill(name: str) -> None:
+        raise OSError(12, "no memory")
+
+    stand_in.kill_region = kill  # type: ignore[method-assign]
+    with pytest.raises(CallerError, match="kill r2 failed, it may be done in part: OSError"):
+        tell(state, RegionCommand("kill", "r2"))
+    assert tell(state, RegionCommand("cut", "r1"))["r1"] == "cut off"
+
+
+def test_closing_does_not_wait_without_end_for_a_command_that_hangs(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlspark.sandbox.region_control.CLOSE_TIMEOUT_S", 0.05)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def heal(name: str) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    stand_in.heal_region = heal  # type: ignore[method-assign]
+    control = RegionControl(stand_in)
+    state = replace(STATE, pid=os.getpid(), started=processes.started(os.getpid()), control_port=control.port)
+    healing = threading.Thread(target=tell, args=(state, RegionCommand("heal", "r2")))
+    healing.start()
+    assert begun.wait(60)
+    control.close()
+    assert healing.is_alive()
+    go_on.set()
+    healing.join(60)
 
 
 def test_a_slow_region_is_as_far_from_all_others_as_it_is_slow(stand_in: StandIn) -> None:
