@@ -1,5 +1,6 @@
 """A group of processes shares the work of a topic; one is killed. Needs a running cluster: see examples/README.md."""
 
+import atexit
 import subprocess
 import sys
 from collections import Counter
@@ -17,7 +18,7 @@ SETTINGS = {"lockTimeoutSeconds": 86_400, "zkSessionTimeoutSeconds": 1}
 
 def take_part(me: str) -> None:
     """Stand in line for every partition, and work on my part of them."""
-    with Namespace.open(settings=SETTINGS) as namespace, ThreadPoolExecutor() as threads:
+    with ThreadPoolExecutor() as threads, Namespace.open(settings=SETTINGS) as namespace:
         logs = [(namespace.open_log(name), namespace.open_log(f"{name}-done")) for name in TOPIC]
         again = sum(threads.map(lambda number: work(me, number, *logs[number]), range(len(logs))))
         print(f"{me} was given {again} records that bob had done, and did not do them again", flush=True)
@@ -59,6 +60,7 @@ def main() -> None:
         writers = [namespace.open_log(name).open_writer() for name in TOPIC]
         results = [namespace.open_log(f"{name}-done") for name in TOPIC]
         members = {name: subprocess.Popen([sys.executable, __file__, name]) for name in MEMBERS}
+        atexit.register(lambda: list(map(subprocess.Popen.kill, members.values())))  # none outlives this program
         numbers = count()
 
         def publish() -> list[str]:

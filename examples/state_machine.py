@@ -1,5 +1,6 @@
 """A bank with three replicas and one log, whose leader is killed. Needs a running cluster: see examples/README.md."""
 
+import atexit
 import json
 import os
 import random
@@ -77,6 +78,7 @@ def main(folder: str) -> None:
             log.commit_position(name, DLSN.INITIAL)  # Nothing is truncated before each has a snapshot.
         program = [sys.executable, __file__, folder]
         running = {name: subprocess.Popen([*program, name]) for name in REPLICAS}
+        atexit.register(lambda: list(map(subprocess.Popen.kill, running.values())))  # none outlives this program
         for record in log.open_reader():
             if record.txid == COMMANDS // 2:
                 leader = log.status().owner or ""
@@ -97,7 +99,7 @@ def main(folder: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        with Namespace.open(settings=SETTINGS) as namespace, ThreadPoolExecutor() as threads:
+        with ThreadPoolExecutor() as threads, Namespace.open(settings=SETTINGS) as namespace:
             log, (folder, name) = namespace.open_log(LOG), sys.argv[1:]
             jobs = threads.submit(follow, log, name, Path(folder) / name), threads.submit(lead, log, name)
             assert [job.result() for job in jobs] == [None, None]  # or an error of one of them

@@ -19,7 +19,7 @@ from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 
 EXAMPLES = ROOT / "examples"
-MAX_LINES = 106
+MAX_LINES = 108
 SAID = {
     "batch.py": (
         "1,000 records in 2 segments",
@@ -52,6 +52,10 @@ SAID = {
         " leads, and is killed behind command 150: -9",
         "one has applied all before ",
         " of 300 commands",
+    ),
+    "map_reduce.py": (
+        "4 mappers, one a segment; 1 was killed, and its part done again",
+        "36,000 words, as counted without Spark: True",
     ),
     "metrics.py": ("read: 500", 'log_writer_write_count{success="true"} 500.0'),
     "pulsar_ledgers.py": ("4 nodes below /ledgers", "0 topic(s) of brokers"),

@@ -83,7 +83,7 @@ def status(
 
     place = named_place(conf, zookeeper, ledgers_path, uri)
     found = in_cluster(place, lambda store, root: recovery_status(store, root, SystemClock(), limit=limit))
-    typer.echo(json.dumps(asdict(found), indent=2) if output is Output.JSON else "\n".join(_lines(found)))
+    typer.echo(json.dumps(asdict(found), indent=2) if output is Output.JSON else "\n".join(status_lines(found)))
 
 
 def _switch(place: Place, output: Output, *, on: bool) -> None:
@@ -96,7 +96,8 @@ def _switch(place: Place, output: Output, *, on: bool) -> None:
     typer.echo(f"auto-recovery {'is' if changed else 'was already'} switched {'on' if on else 'off'}")
 
 
-def _lines(found: RecoveryStatus) -> list[str]:
+def status_lines(found: RecoveryStatus) -> list[str]:
+    """Return the status in lines, for people."""
     delay = found.lost_bookie_recovery_delay_s
     lines = [
         f"auto-recovery is {'enabled' if found.enabled else 'disabled'}; "
@@ -108,6 +109,8 @@ def _lines(found: RecoveryStatus) -> list[str]:
     ]
     for ledger in found.ledgers:
         missing = "its mark cannot be read" if ledger.missing is None else f"lacks {', '.join(ledger.missing)}"
+        if ledger.missing == ():  # Java's auditor marks so, too
+            missing = "lies where the placement policy does not want it"
         age = "" if ledger.age_s is None else f", marked {ledger.age_s} s ago"
         lines.append(f"ledger {ledger.ledger_id}: {missing}{age}")
     lines += [f"ledger {lock.ledger_id}: locked by {lock.owner or 'an unknown worker'}" for lock in found.locks]

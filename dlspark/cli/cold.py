@@ -134,6 +134,7 @@ def _pass_fields(name: str, done: MoverPass) -> dict[str, Json]:
         "cold_deleted": [{"first": unit.first, "last": unit.last} for unit in done.cold_deleted],
         "replaced_deleted": list(done.replaced_deleted),
         "left": list(done.left),
+        "copies_left": list(done.copies_left),
         "problems": list(done.problems),
         "next_ms": done.next_ms,
     }
@@ -151,7 +152,7 @@ def _pass_lines(name: str, done: MoverPass) -> list[str]:
     lines += [f"segments {unit.first} to {unit.last} were deleted" for unit in done.cold_deleted]
     lines += [f"{url} was deleted, another file has taken its place" for url in done.replaced_deleted]
     lines += [f"{url} stays: its place belongs to another ZooKeeper's copy of this namespace" for url in done.left]
-    return [*lines, *done.problems] or ["nothing is due"]
+    return [*lines, *done.copies_left, *done.problems] or ["nothing is due"]
 
 
 # ---------------------------------------------------------------------- how far it is
@@ -169,7 +170,9 @@ async def status(at: At, names: NamesArgument = None, pattern: FilterOption = No
             async with await namespace.open_log(name) as log:
                 totals = await _totals(namespace, log)
                 if totals is not None and (names or log.settings.cold_path or totals.files):
-                    found.append({"log": name, "path": log.settings.cold_root, **_totals_fields(totals)})
+                    mirrors = await _mirrors(namespace, log)
+                    path = log.settings.cold_root
+                    found.append({"log": name, "path": path, "mirrors": mirrors, **_totals_fields(totals)})
 
         failed = await each(chosen, 16, look)
     found.sort(key=lambda one: str(one["log"]))
@@ -180,8 +183,36 @@ async def status(at: At, names: NamesArgument = None, pattern: FilterOption = No
     shown = list(table("log", "hot", "both", "cold", "files", "waits", rows=rows).lines())
     stay = "hot copies of the oldest unit stay"
     shown += [f"{one['log']}: {stay}: {why}" for one in found if (why := one["hot_kept_because"])]
+    shown += [line for one in found for line in _mirror_lines(one)]
     at.result({"logs": list(found), "failed": failed}, shown if found else "no log has cold storage")
     exit_with(failed=failed)
+
+
+async def _mirrors(namespace: AsyncNamespace, log: AsyncLog) -> list[Json]:
+    """Return the mirrors that a log names, and those that its settings name and no mover has noted yet."""
+    from metadata.distributedlog.cold_store import ColdStore
+
+    about = await ColdStore(namespace.services.logs).cold_log(log.name)
+    noted = () if about is None else about.value.mirrors
+    wanted = [one.noted for one in log.settings.cold_mirrors]
+    found: list[Json] = []
+    for one in [*noted, *(new for new in wanted if new not in noted)]:
+        fields: dict[str, Json] = {"region": one.region, "root": one.root}
+        fields["noted"] = one in noted
+        fields["set"] = any(one.same_place(kept.root, kept.options) for kept in wanted)
+        found.append(fields)
+    return found
+
+
+def _mirror_lines(one: Mapping[str, Json]) -> list[str]:
+    lines = []
+    mirrors = one["mirrors"]
+    for mirror in mirrors if isinstance(mirrors, list) else []:
+        if isinstance(mirror, dict):
+            said = "" if mirror["noted"] else ", which no mover has noted yet"
+            said += "" if mirror["set"] else ", which the settings do not name: see dlspark cold mirror --drop"
+            lines.append(f"{one['log']}: mirror of region {mirror['region']}: {mirror['root']}{said}")
+    return lines
 
 
 def _cell(totals: Mapping[str, Json], what: str) -> str:
@@ -223,6 +254,9 @@ async def verify(
         typer.Argument(metavar="LOG|FILE...", help="Logs; or files: paths or addresses that end with .parquet."),
     ],
     concurrency: ConcurrencyOption = 4,
+    mirrors: Annotated[
+        bool, typer.Option("--mirrors", help="Of logs: also the copies of their files in mirrors.")
+    ] = False,
 ) -> None:
     """Read files whole and check every byte: those of logs against the logs' metadata, or files alone. Exits with 3 if
     one is not right."""
@@ -236,7 +270,9 @@ async def verify(
         failed = await each(files, concurrency, lambda one: _verify_alone(at, stores, one, results))
         if logs:
             async with at.open() as namespace:
-                failed += await each(logs, concurrency, lambda one: _verify_log(namespace, stores, one, results))
+                failed += await each(
+                    logs, concurrency, lambda one: _verify_log(namespace, stores, one, results, mirrors)
+                )
     finally:
         await stores.close()
     results.sort(key=lambda one: (one.log, one.first, one.url))
@@ -258,16 +294,23 @@ async def _verify_alone(at: At, stores: MoverStores, given: str, results: list[F
     results.append(await verify_object(stores.at(url, options), url))
 
 
-async def _verify_log(namespace: AsyncNamespace, stores: MoverStores, name: str, results: list[FileReport]) -> None:
+async def _verify_log(
+    namespace: AsyncNamespace, stores: MoverStores, name: str, results: list[FileReport], mirrors: bool
+) -> None:
     from dlspark.cold.moving.verifying import verify_object
     from metadata.distributedlog.cold_places import UnitState
     from metadata.distributedlog.cold_store import ColdStore
 
     await namespace.services.logs.check(name)
-    for unit in await ColdStore(namespace.services.logs).units(name):
+    cold = ColdStore(namespace.services.logs)
+    about = await cold.cold_log(name)
+    for unit in await cold.units(name):
         file = unit.value.file
         if file is not None and unit.value.state is not UnitState.COLD_DELETE_STARTED:
             results.append(await verify_object(stores.of(file), file.url, file))
+            for mirror in file.copies_in(about.value.mirrors) if mirrors and about is not None else ():
+                copy = mirror.url_of(file.url)
+                results.append(await verify_object(stores.at(mirror.root, mirror.options), copy, file))
 
 
 @over_namespace
@@ -344,5 +387,6 @@ async def sweep(
     lines += [
         f"{url} was not swept: its place belongs to another ZooKeeper's copy of this namespace" for url in swept.foreign
     ]
+    lines += [f"not swept, for the mirror could not be reached: {one}" for one in swept.unreached]
     at.result({**asdict(swept), "failed": failed}, lines or ["there is nothing to sweep"])
-    exit_with(failed=failed)
+    exit_with(failed=failed, attention=bool(swept.unreached))

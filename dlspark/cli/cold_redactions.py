@@ -49,8 +49,9 @@ async def redact(
     """Erase records from a log's cold files, for good: payload and columns go, the record's place stays.
 
     Files that have such records are written anew, read back and put in place; the former ones go within minutes, by a
-    mover. Counts first, by file, and asks. Exits with 3 where records that are meant are in ledgers as well, or may be:
-    those are not erased.
+    mover; their copies in mirrors go at once. Counts first, by file, and asks. Exits with 3 where records that are
+    meant are in ledgers as well, or may be: those are not erased; and where a mirror could not be cleared, which is
+    named: run it again then.
     """
     from dlspark.cold.redaction.erasing import LogErasure
 
@@ -66,9 +67,13 @@ async def redact(
             files = counted(sum(one.meant > 0 for one in plan.units), "file")
             confirm(f"Erase {counted(plan.meant, 'record')} of {name} for good, in {files}?", yes=yes)
             report = await erasure.run(plan, even_strict=even_strict, told=lambda one: _tell(at, one))
+        left = [] if dry_run else report.copies_left if report is not None else await erasure.clear_mirrors()
     lines = _plan_lines(name, plan) if report is None else _done_lines(name, plan, report)
-    at.result(_fields(name, plan, report, dry_run=dry_run), lines)
-    exit_with(attention=bool(plan.hot or plan.unfiled))
+    lines += [f"not erased in a mirror yet: {one}" for one in left]
+    if left:
+        lines.append("run the same command again until no mirror is named; movers try it with each pass as well")
+    at.result({**_fields(name, plan, report, dry_run=dry_run), "copies_left": list(left)}, lines)
+    exit_with(attention=bool(plan.hot or plan.unfiled or left))
 
 
 def _request(where: str, dlsns: list[str], before: str | None) -> ErasureRequest:

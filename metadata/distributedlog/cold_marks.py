@@ -42,6 +42,14 @@ class ColdMarks:
             file is not None and file.url == url for file in files
         )
 
+    def names_copy(self, url: str) -> bool:
+        """Return whether an object in a mirror may still be wanted: a copy has the name of its file."""
+        name = url.rpartition("/")[2]
+        files = [file for one in self.units for file in (one.value.file, *one.value.replaced)]
+        return any(one.value.url.endswith(f"/{name}") for one in self.attempts) or any(
+            file is not None and file.url.endswith(f"/{name}") for file in files
+        )
+
     def owns(self, url: str) -> bool:
         """Return whether an object's address says that it is this log's: the log's id is the name of its folder."""
         return url.rpartition("/")[0].endswith(f"/{self.log.namespace_id}/{self.log.log_id}")
@@ -49,6 +57,10 @@ class ColdMarks:
     def dead(self, url: str) -> bool:
         """Return whether an object that was to become a file of this log certainly is none, and never will be."""
         return self.owns(url) and not self.names(url)
+
+    def dead_copy(self, url: str) -> bool:
+        """Return the same of an object in a mirror."""
+        return self.owns(url) and not self.names_copy(url)
 
 
 async def read_marks(store: MetadataStore, paths: LogPaths) -> ColdMarks | None:

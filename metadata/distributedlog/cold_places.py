@@ -4,7 +4,7 @@ in `cold_units`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -78,9 +78,16 @@ class ColdFile:
     borrowed: bool = False
     mirrors: tuple[ColdMirror, ...] = field(default=(), compare=False)
 
+    def copies_in(self, mirrors: Sequence[ColdMirror]) -> tuple[ColdMirror, ...]:
+        """Return those of its log's mirrors in which copies of it may be. A borrowed file is another log's, with that
+        one's mirrors; and where a mirror has become the place for files, or was it, what lies there is the file."""
+        if self.borrowed:
+            return ()
+        return tuple(one for one in mirrors if not one.same_place(self.url.rsplit("/", 3)[0], self.options))
+
     def mirrored(self, mirrors: tuple[ColdMirror, ...]) -> ColdFile:
-        """Return it as its log's readers know it. A borrowed file has copies in none of this log's mirrors."""
-        return self if self.borrowed or not mirrors else replace(self, mirrors=mirrors)
+        """Return it as its log's readers know it."""
+        return replace(self, mirrors=self.copies_in(mirrors)) if mirrors else self
 
 
 @dataclass(frozen=True, slots=True)

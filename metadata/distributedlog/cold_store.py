@@ -427,9 +427,13 @@ class ColdStore:
                     found[file.url.rpartition("/")[0]] = file.options
         for attempt in await self.attempts(name):
             found[attempt.value.url.rpartition("/")[0]] = attempt.value.options
-        for mirror in cold.mirrors:
-            found.setdefault(f"{mirror.root}/{cold.namespace_id}/{cold.log_id}", mirror.options)
-        return tuple(found.items()), tuple(one for one in borrowed if one not in found)
+        own = f"{cold.namespace_id}/{cold.log_id}"
+        copies = [
+            (f"{mirror.root}/{own}", mirror.options)
+            for mirror in cold.mirrors
+            if not any(mirror.same_place(url.rsplit("/", 2)[0], options) for url, options in found.items())
+        ]
+        return (*found.items(), *copies), tuple(one for one in borrowed if one not in found)
 
     async def deleted_logs(self) -> list[Versioned[DeletedLog]]:
         """Return the logs that were deleted and whose files are not known to be gone."""

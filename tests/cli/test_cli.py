@@ -15,6 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from dlspark.cli.autorecovery import status_lines
 from dlspark.cli.common import namespace_uri
 from dlspark.cli.main import app
 from dlspark.cli.positions import parse_start
@@ -23,6 +24,7 @@ from dlspark.sandbox.sandbox import Sandbox
 from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CallerError
 from metadata.zookeeper.client import ZooKeeperStore
+from storage_node.autorecovery.status import MarkedLedger, RecoveryStatus
 
 COMMAND = [sys.executable, "-m", "dlspark.cli"]
 
@@ -199,6 +201,16 @@ class TestAutoRecovery:
 
 
 @pytest.mark.processes
+def test_a_mark_that_names_no_node_is_said_to_be_about_placement() -> None:
+    ledgers = [MarkedLedger(7, (), 3), MarkedLedger(8, ("lost:3181",), None), MarkedLedger(9, None, None)]
+    lines = status_lines(RecoveryStatus(True, "here", None, 3, 0, ledgers))
+    assert lines[3:] == [
+        "ledger 7: lies where the placement policy does not want it, marked 3 s ago",
+        "ledger 8: lacks lost:3181",
+        "ledger 9: its mark cannot be read",
+    ]
+
+
 def test_a_detached_sandbox_starts_tells_its_uri_and_stops(tmp_path: Path) -> None:
     where = ("--dir", str(tmp_path / "sandbox"))
     started = run("sandbox", "start", *where, "--nodes", "1", "--detach")

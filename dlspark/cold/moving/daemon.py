@@ -24,6 +24,7 @@ from typing import Final
 from dlspark.cold.lake.syncing import sync_tables
 from dlspark.cold.moving.auditing import ColdFinding, audit_log
 from dlspark.cold.moving.log_mover import LogMover, MoverPass
+from dlspark.cold.moving.mirroring import PAUSE_S, LogMirrors
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.cold.moving.sweeping import sweep_deleted_log, sweep_log
 from dlspark.core.log import AsyncLog
@@ -47,6 +48,8 @@ LOGS_S: Final = 30.0
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 AUDIT_S: Final = 3600.0
+MIRRORS_S: Final = 60.0
+"""So often mirrors are looked after though nothing has moved."""
 TABLES_S: Final = 30.0
 """Seconds between two looks at the lake tables."""
 SWEEP_S: Final = 6 * 3600.0
@@ -85,6 +88,8 @@ class MoverDaemon:
         self._findings: dict[str, int] = {}
         self._broken: asyncio.Future[None] | None = None
         self._news = asyncio.Event()
+        self._to_mirror = asyncio.Event()
+        self._mirrors: dict[str, LogMirrors] = {}
         measures = self._services.meter.root
         measures.cold_lag.follow(self, lambda daemon: max(daemon._lags.values(), default=0))
         measures.cold_findings.follow(self, lambda daemon: sum(daemon._findings.values()))
@@ -96,6 +101,7 @@ class MoverDaemon:
         own = [
             loop.create_task(self._follow_logs()),
             loop.create_task(self._follow_units()),
+            loop.create_task(self._follow_mirrors()),
             loop.create_task(self._from_time_to_time(AUDIT_S, self.audit)),
             loop.create_task(self._from_time_to_time(SWEEP_S, self.sweep)),
         ]
@@ -204,6 +210,7 @@ class MoverDaemon:
             self._lags[mover.name] = done.lag_ms
         if done.moved or done.cold_deleted or done.replaced_deleted:
             self._news.set()
+            self._to_mirror.set()
         if done.problems:
             return -1.0
         if done.busy is not None:
@@ -246,6 +253,42 @@ class MoverDaemon:
                 self._raise_if_closed(error)
                 _log.warning("the lake tables cannot be read; again later: %s", error)
             await _wait(TABLES_S * self._rng.uniform(0.8, 1.2), self._news)
+
+    # ------------------------------------------------------------------ mirrors
+
+    async def _follow_mirrors(self) -> None:
+        """Copy into mirrors when something has moved, and now and then in any case. Beside the moving: a region that is
+        far, or away, must not hold it up."""
+        while True:
+            self._to_mirror.clear()
+            if await self.mirror():
+                await asyncio.sleep(PAUSE_S)
+            else:
+                await _wait(MIRRORS_S * self._rng.uniform(0.8, 1.2), self._to_mirror)
+
+    async def mirror(self) -> bool:
+        """Copy for a while what the mirrors of all logs lack, one log after the other; return whether there is more."""
+        more = False
+        self._mirrors = {name: one for name, one in self._mirrors.items() if name in self._tasks}
+        for name in list(self._tasks):
+            try:
+                async with await self._namespace.open_log(name) as log:
+                    if not log.settings.cold_mirrors:
+                        self._mirrors.pop(name, None)
+                        continue
+                    if name not in self._mirrors:
+                        self._mirrors[name] = LogMirrors(self._services, self.cold, self.stores, name)
+                    # A turn each: a log with years to copy must not keep the others' new files away.
+                    done = await self._mirrors[name].run(log.settings, turns=1)
+                    more = more or done.more
+            except LogNotFoundError:
+                continue
+            except InvariantViolation:
+                raise
+            except DistributedLogError as error:
+                self._raise_if_closed(error)
+                _log.warning("log %s: its mirrors could not be filled: %s", name, error, extra=about(log=name))
+        return more
 
     # ------------------------------------------------------------------ from time to time
 

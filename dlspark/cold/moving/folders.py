@@ -1,6 +1,6 @@
 """Where a log's files may lie: its folders at the stores, by its settings and by what its marks say.
 
-    {root}/{namespace id}/{log id}/...
+    {root}/{namespace id}/{log id}/...      also below the root of each mirror that the log names
 
 A folder is the log's alone. Settings that name another root leave what is in the former one there, so both are looked
 at as long as a mark names the former one. A borrowed file lies in another log's folder, which is none of this log's.
@@ -18,10 +18,11 @@ from metadata.distributedlog.cold_units import ColdAttempt, ColdLog, ColdUnit
 
 @dataclass(frozen=True, slots=True)
 class ColdFolder:
-    """Which folder of a store, and how is that reached? `url` ends with a slash."""
+    """Which folder of a store, and how is that reached? `url` ends with a slash. `mirror`: of copies alone."""
 
     url: str
     options: Mapping[str, str] = field(default_factory=dict, compare=False)
+    mirror: bool = False
 
     @property
     def root(self) -> str:
@@ -46,6 +47,17 @@ def folders_of(
         if url.endswith(own) and url not in found:
             found[url] = ColdFolder(url, place.options)
     return list(found.values())
+
+
+def mirror_folders_of(cold: ColdLog, folders: Iterable[ColdFolder]) -> list[ColdFolder]:
+    """Return the folders of a log's copies in its mirrors: those that are none of its own `folders`, as they are where
+    a mirror has become the place for files."""
+    own = f"{cold.namespace_id}/{cold.log_id}/"
+    return [
+        ColdFolder(f"{one.root}/{own}", one.options, mirror=True)
+        for one in cold.mirrors
+        if not any(one.same_place(folder.root, folder.options) for folder in folders)
+    ]
 
 
 def files_of(units: Iterable[ColdUnit]) -> list[ColdFile]:

@@ -22,6 +22,7 @@ from typing import Final
 from dlspark.cold.lake.syncing import release_unit
 from dlspark.cold.moving.clocks import ahead_ms
 from dlspark.cold.moving.machine import Phase
+from dlspark.cold.moving.mirroring import delete_copies
 from dlspark.cold.moving.owning import check_owner, may_delete
 from dlspark.cold.moving.pictures import LogLook, LogPictures
 from dlspark.cold.moving.planning import candidates, plan_cold_deletion, plan_hot_deletion, plan_unit
@@ -62,6 +63,7 @@ class MoverPass:
         replaced_deleted: addresses of replaced files that went.
         left: addresses of objects that nothing of this log names any more and that stay: their place belongs to another
             ZooKeeper's copy of the namespace.
+        copies_left: copies of such that may be left in mirrors, in words; the sweep finds them.
         problems: what failed, in words.
         lag_ms: how long the oldest segment has been waiting that is completed and in no file; 0 for none.
         next_ms: when something is due next, as far as only time is missing; None: nothing is.
@@ -73,6 +75,7 @@ class MoverPass:
     cold_deleted: list[ColdUnit] = field(default_factory=list)
     replaced_deleted: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    copies_left: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     lag_ms: int = 0
     next_ms: int | None = None
@@ -132,6 +135,7 @@ class LogMover:
             await self._cold.follow_truncation(self.name)
             await self._give_up_attempts(done)
             await self._move(done, at_once=at_once)
+            await self._note_mirrors(done)
             await self._delete_hot(done)
             await self._delete_cold(done)
             await self._delete_replaced(done)
@@ -237,6 +241,18 @@ class LogMover:
             extra=about(log=self.name),
         )
 
+    async def _note_mirrors(self, done: MoverPass) -> None:
+        """Have the log name its mirrors: stores may fill them by themselves, and readers go by what the log names."""
+        wanted = tuple(one.noted for one in self._settings().cold_mirrors)
+        seen = (await self._pictures.look()).picture.cold
+        if wanted and seen is not None and seen.mirrors[: len(wanted)] != wanted:
+            try:
+                await self._cold.note_mirrors(self.name, wanted)
+            except InvariantViolation:
+                raise
+            except DistributedLogError as error:
+                self._failed(done, "note the log's mirrors", error)
+
     async def _delete_hot(self, done: MoverPass) -> None:
         while True:
             look = await self._pictures.look()
@@ -266,6 +282,7 @@ class LogMover:
             begun = plan.unit.state is UnitState.COLD_DELETE_STARTED
             phase = await steps.delete_cold(look.unit(plan.unit), begun=begun)
             done.left += steps.left
+            done.copies_left += steps.copies_left
             if phase is not Phase.GONE:
                 self._failed(done, f"delete the file of unit {plan.unit.name}", steps.error)
                 return
@@ -307,11 +324,19 @@ class LogMover:
                 )
         # Before the objects: a lake table must not name a file that is not there.
         await release_unit(self._services.logs, self.name, unit.value)
+        about_log = await self._cold.cold_log(self.name)
+        mirrors = about_log.value.mirrors if about_log is not None else ()
         for old in unit.value.replaced:
+            copies = await delete_copies(self._services, self._cold, self._stores, mirrors, old)
             ours = old.borrowed or await may_delete(self._services, self._cold, self._stores, old.url, old.options)
             if ours and not old.borrowed:
                 await self._stores.of(old).delete(old.url)
                 fault_points.reach("cold.replaced-deleted")
+            if copies:
+                # Erased records are in there: as long as that is noted, each pass tries again, and an erasure says so.
+                done.problems += copies
+                self._services.meter.root.cold_failures.inc()
+                continue
             unit = await self._cold.forget_replaced(self.name, unit, old.url)
             (done.replaced_deleted if ours else done.left).append(old.url)
 

@@ -17,6 +17,10 @@ such a restore, under a number that was used before. What is in neither is kept 
 only on the list prove nothing: an older list names ledgers that are gone. A dead try of theirs goes once they have a
 unit.
 
+**In mirrors** the same holds: a copy has its file's name, so that it is dead where no mark has a file of that name.
+What a mirror that could not be reached has kept when its file went, goes so. One that cannot be reached now is told
+(`unreached`), and keeps nothing else from being swept.
+
 **What may not.** Everything outside of the log's own folders, whatever its name. Folders of logs that are not there: a
 log that was renamed while it was looked at, or a namespace that cannot be read, looks just like one that is gone. Only
 the note that a deletion leaves (`DeletedLog`) allows to delete those, and it stays until nothing can arrive any more.
@@ -27,12 +31,13 @@ Every error ends the sweep of one log and is told; the next sweep begins anew.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from dlspark.cold.lake.syncing import release_deleted_log
 from dlspark.cold.moving.clocks import ahead_ms
-from dlspark.cold.moving.folders import ColdFolder, folders_of
+from dlspark.cold.moving.folders import ColdFolder, folders_of, mirror_folders_of
 from dlspark.cold.moving.owning import check_owner, may_delete
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.core.metrics.structured_logging import about
@@ -46,6 +51,7 @@ from metadata.distributedlog.cold_marks import ColdMarks
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.cold_units import ColdUnit, DeletedLog, parse_unit_name
 from metadata.foundation import fault_points
+from metadata.foundation.errors import DistributedLogError, InvariantViolation
 
 _log = logging.getLogger(__name__)
 
@@ -61,13 +67,15 @@ STORE_TICK_MS: Final = 1000
 class Swept:
     """What did a sweep delete? Addresses of objects and of uploads, and names of deleted logs that left nothing.
     `kept`: objects that no mark names and that may be the only copy of something. `foreign`: folders that were not
-    swept, for their place belongs to another ZooKeeper's copy of the namespace."""
+    swept, for their place belongs to another ZooKeeper's copy of the namespace. `unreached`: mirrors that could not be
+    swept, each with the reason."""
 
     objects: list[str] = field(default_factory=list)
     uploads: list[str] = field(default_factory=list)
     logs: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
+    unreached: list[str] = field(default_factory=list)
 
     def add(self, other: Swept) -> None:
         """Count what `other` has as well."""
@@ -76,6 +84,7 @@ class Swept:
         self.logs += other.logs
         self.kept += other.kept
         self.foreign += other.foreign
+        self.unreached += other.unreached
 
 
 async def sweep_log(
@@ -117,13 +126,22 @@ async def _sweep(
     )
     objects: list[tuple[ColdFolder, ObjectInfo]] = []
     uploads: list[tuple[ColdFolder, OpenUpload]] = []
-    for folder in folders:
-        if not await may_delete(services, cold, stores, folder.url + _ANY_NAME, folder.options):
-            swept.foreign.append(folder.url)  # of a former root; what is below the present one is swept all the same
-            continue
-        store = stores.at(folder.root, folder.options)
-        objects += [(folder, one) async for one in store.list(folder.url) if one.modified_ms <= oldest_ms]
-        uploads += [(folder, one) async for one in store.uploads(folder.url) if one.started_ms <= oldest_ms]
+    for folder in (*folders, *mirror_folders_of(before.log, folders)):
+        try:
+            if not await may_delete(services, cold, stores, folder.url + _ANY_NAME, folder.options):
+                swept.foreign.append(
+                    folder.url
+                )  # of a former root; what is below the present one is swept all the same
+                continue
+            store = stores.at(folder.root, folder.options)
+            objects += [(folder, one) async for one in store.list(folder.url) if one.modified_ms <= oldest_ms]
+            uploads += [(folder, one) async for one in store.uploads(folder.url) if one.started_ms <= oldest_ms]
+        except InvariantViolation:
+            raise
+        except DistributedLogError as error:
+            if not folder.mirror:
+                raise
+            swept.unreached.append(f"{folder.url}: {error}")
     fault_points.reach("cold.sweep-listed")
     # Afterwards, and as new as it can be: what is named now, or was not there yet, stays.
     marks = await cold.marks(name)
@@ -143,15 +161,17 @@ async def _sweep(
         return False
 
     for folder, info in objects:
-        if not marks.dead(info.url):
+        # Where a mirror has become the place for new files, the older ones' copies are still there, and are read.
+        copies = folder.mirror or any(one.same_place(folder.root, folder.options) for one in marks.log.mirrors)
+        if not (marks.dead_copy(info.url) if copies else marks.dead(info.url)):
             continue
         if not await proof.covers(info):
             swept.kept.append(info.url)
             continue
         if not await ours(folder):
             continue
-        await stores.at(folder.root, folder.options).delete(info.url)
-        swept.objects.append(info.url)
+        if await _deleted(stores, folder, info.url, swept):
+            swept.objects.append(info.url)
     copied = {one.value.url for one in marks.attempts}
     for folder, upload in uploads:
         # Of a unit's file as well: the upload that made it has ended, and this is another try of the same.
@@ -160,6 +180,20 @@ async def _sweep(
             swept.uploads.append(upload.url)
     _report(services, name, swept)
     return swept
+
+
+async def _deleted(stores: MoverStores, folder: ColdFolder, url: str, swept: Swept) -> bool:
+    """Delete an object; return False where a mirror did not do it. Raises the errors of the files' own stores."""
+    try:
+        await stores.at(folder.root, folder.options).delete(url)
+    except InvariantViolation:
+        raise
+    except DistributedLogError as error:
+        if not folder.mirror:
+            raise
+        swept.unreached.append(f"{url}: {error}")
+        return False
+    return True
 
 
 class _Proof:
@@ -212,32 +246,32 @@ async def sweep_deleted_log(
     """
     swept = Swept()
     folders = [(f"{url.rstrip('/')}/", options) for url, options in log.value.folders]
+    errors: list[DistributedLogError] = []
+    asked = []
     for folder, options in folders:
-        if not await may_delete(services, cold, stores, folder + _ANY_NAME, options):
-            swept.foreign.append(folder)
-    if not folders or len(swept.foreign) < len(folders):
+        try:
+            if await may_delete(services, cold, stores, folder + _ANY_NAME, options):
+                asked.append((folder, options))
+            else:
+                swept.foreign.append(folder)
+        except InvariantViolation:
+            raise
+        except DistributedLogError as error:
+            errors.append(error)  # a mirror, perhaps, that is away: the other places are swept all the same
+    if not folders or asked:
         # Before the objects: a lake table must not name a file that is not there.
         await release_deleted_log(services.logs, log.value)
-    for folder, options in folders:
-        # Again, since that may take long.
-        if folder in swept.foreign:
-            continue
-        if not await may_delete(services, cold, stores, folder + _ANY_NAME, options):
-            swept.foreign.append(folder)
-            continue
-        # By the root of all logs: the folder may never have been made, but a root that is not there is not mounted.
-        store = stores.at(ColdFolder(folder).root, options)
-        # Uploads first: one that ends between the two is an object then, and is found.
-        for upload in [one async for one in store.uploads(folder)]:
-            await store.abort_upload(upload)
-            swept.uploads.append(upload.url)
-        for info in [one async for one in store.list(folder)]:
-            if not await may_delete(services, cold, stores, info.url, options, just_seen=True):
-                swept.foreign.append(folder)
-                break
-            await store.delete(info.url)
-            swept.objects.append(info.url)
+    for folder, options in asked:
+        try:
+            await _sweep_deleted_folder(services, cold, stores, folder, options, swept)
+        except InvariantViolation:
+            raise
+        except DistributedLogError as error:
+            errors.append(error)
     fault_points.reach("cold.tombstone-swept")
+    if errors:
+        _report(services, log.value.log, swept)
+        raise errors[0]  # and the note stays
     # A worker that stood still may have had a request on its way: the note stays until none can arrive.
     old = services.clock.now_ms() - log.value.deleted_ms >= min_age_s * 1000
     if old and not swept.objects and not swept.uploads and not swept.foreign:
@@ -248,6 +282,27 @@ async def sweep_deleted_log(
             swept.logs.append(log.value.log)
     _report(services, log.value.log, swept)
     return swept
+
+
+async def _sweep_deleted_folder(
+    services: Services, cold: ColdStore, stores: MoverStores, folder: str, options: Mapping[str, str], swept: Swept
+) -> None:
+    # Asked again, since what was done before may have taken long.
+    if not await may_delete(services, cold, stores, folder + _ANY_NAME, options):
+        swept.foreign.append(folder)
+        return
+    # By the root of all logs: the folder may never have been made, but a root that is not there is not mounted.
+    store = stores.at(ColdFolder(folder).root, options)
+    # Uploads first: one that ends between the two is an object then, and is found.
+    for upload in [one async for one in store.uploads(folder)]:
+        await store.abort_upload(upload)
+        swept.uploads.append(upload.url)
+    for info in [one async for one in store.list(folder)]:
+        if not await may_delete(services, cold, stores, info.url, options, just_seen=True):
+            swept.foreign.append(folder)
+            return
+        await store.delete(info.url)
+        swept.objects.append(info.url)
 
 
 def _report(services: Services, name: str, swept: Swept) -> None:

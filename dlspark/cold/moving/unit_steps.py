@@ -14,6 +14,7 @@ from typing import Final
 from dlspark.cold.lake.syncing import release_unit
 from dlspark.cold.moving.copying import CopiedRun, copy_segments, read_back
 from dlspark.cold.moving.machine import Effect, Event, Phase, UnitMachine
+from dlspark.cold.moving.mirroring import delete_copies
 from dlspark.cold.moving.owning import may_delete
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.core.lifecycle.owned_segments import sweep
@@ -84,6 +85,8 @@ class UnitSteps:
         """The last thing that went wrong."""
         self.left: list[str] = []
         """Addresses of files that stay where their unit goes: their place is another ZooKeeper's copy's."""
+        self.copies_left: list[str] = []
+        """What may be left of them in mirrors, in words."""
         self._effects: Mapping[Effect, Callable[[], Awaitable[Event | None]]] = {
             Effect.BEGIN: self._begin,
             Effect.RETRY: self._retry,
@@ -284,6 +287,12 @@ class UnitSteps:
         unit = self._known_unit.value
         # Before the objects: a lake table must not name a file that is not there.
         await release_unit(self._services.logs, self._log, unit)
+        about_log = await self._cold.cold_log(self._log)
+        mirrors = about_log.value.mirrors if about_log is not None else ()
+        for file in (*([unit.file] if unit.file is not None else []), *unit.replaced):
+            # First of all, or a reader that has an old list would go on in a copy. What is left there does not keep the
+            # file, for newer ones would have to stay as well: the sweep finds it.
+            self.copies_left += await delete_copies(self._services, self._cold, self._stores, mirrors, file)
         for file in (*([unit.file] if unit.file is not None else []), *unit.replaced):
             # A borrowed one is another log's, and one in a place that is owned elsewhere another namespace's: only the
             # mark goes. Were it kept, no newer unit could ever go, and its records are hidden already.

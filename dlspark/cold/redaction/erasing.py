@@ -25,6 +25,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from dlspark.cold.moving.mirroring import clear_replaced
+from dlspark.cold.moving.stores import MoverStores
 from dlspark.cold.redaction.rewriting import RewrittenFile, rewrite_file
 from dlspark.cold.redaction.selection import ErasureRequest, RecordSelection
 from dlspark.cold.restoring.checking import in_thread, read_footer
@@ -130,10 +132,12 @@ class ErasureReport:
     Args:
         units: the units that have another file now.
         gone: units that truncation or retention took away meanwhile, by name.
+        copies_left: copies of former files that may be left in mirrors, in words: they have what was erased.
     """
 
     units: list[ErasedUnit] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
+    copies_left: list[str] = field(default_factory=list)
 
     @property
     def records(self) -> int:
@@ -288,9 +292,31 @@ class LogErasure:
                 for name in [one.value.name for one in await self._cold.units(self._log)]:
                     await self._check_declaration(plan)
                     await self._erase(stores, name, selection, plan, report, told)
+            # At once, and not after a lag as the files: whoever is inside a copy goes on in the file itself.
+            report.copies_left = await self._clear()
         finally:
             await lock.release()
         return report
+
+    async def clear_mirrors(self) -> list[str]:
+        """Delete copies, in mirrors, of files that earlier erasures have replaced; return in words what may be left.
+
+        Raises RequestDeniedError, OwnershipAcquireFailedError while another worker has the log's cold storage.
+        """
+        await self._services.permit(self._log, Action.TRUNCATE)
+        lock = await self._cold.worker(self._log, self._client_id)
+        await lock.acquire(self._settings.lock_timeout_s * 1000)
+        try:
+            return await self._clear()
+        finally:
+            await lock.release()
+
+    async def _clear(self) -> list[str]:
+        stores = MoverStores(self._opener)
+        try:
+            return await clear_replaced(self._services, self._cold, stores, self._log)
+        finally:
+            await stores.close()
 
     async def _check_declaration(self, plan: ErasurePlan) -> None:
         stored = await self._schemas.get(self._log)

@@ -29,6 +29,8 @@ class Caller:
     """The identity that it has proved; None where nothing is proved."""
     grpc: bool = False
     """True for one that speaks gRPC, and can be sent to proxies that speak nothing else."""
+    region: str | None = None
+    """The region that it said it is in (`Handshake.region`); None where it said none. Nothing may be relied on it."""
 
 
 class ProxyService(Protocol):

@@ -66,6 +66,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.routing.hosts import address_of
+from dlspark.serving.routing.own_region import OwnRegionFirst
 from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.settings import Value
 from metadata.foundation.tasks import Once, each
@@ -179,6 +180,7 @@ class AsyncClient(OnOneLoop):
             self.settings.handshakes(),
             checksum=self.settings.checksum,
             now=self._clock.elapsed_s,
+            own_region=routes.own if isinstance(routes.writing, OwnRegionFirst) else "",
         )
         self._routes = routes
         self._reads = ReadRoutes(self._dispatcher, routes.reading, self.settings)

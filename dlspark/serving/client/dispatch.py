@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -264,6 +264,7 @@ class Dispatcher:
         checksum: whether requests carry one.
         now: seconds that go on while the machine is suspended, for a request that slept too long is not sent again
             (I19); None: the loop's time.
+        own_region: what proxies that announce a region are told of the client's; empty: nothing.
     """
 
     def __init__(
@@ -276,6 +277,7 @@ class Dispatcher:
         *,
         checksum: bool = True,
         now: Callable[[], float] | None = None,
+        own_region: str = "",
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.now = now or self.loop.time
@@ -287,6 +289,7 @@ class Dispatcher:
         self.max_request_bytes = 0
         """The least that a proxy has said that it takes; 0: none has."""
         self._checksum = checksum
+        self._own_region = own_region
         self._handshakes = handshakes
         self._next_handshakes: asyncio.TimerHandle | None = None
         self._handshaking: dict[str, tuple[ChannelRequest, asyncio.TimerHandle]] = {}
@@ -391,6 +394,8 @@ class Dispatcher:
     def _send_handshake(self, address: str, handshake: Handshake) -> None:
         if address in self._handshaking:
             return  # the one before is not answered yet
+        if self._own_region and self.route.region_of(address) is not None:
+            handshake = replace(handshake, region=self._own_region)
         timer = self.loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_timed_out, address)
         sending = self.channels.submit(address, handshake, partial(self._handshake_answered, address))
         self._handshaking[address] = sending, timer

@@ -199,6 +199,9 @@ class Handshake:
     count_logs: bool = False
     """From read proxy to read proxy: how many logs do you read? Over frames alone, to proxies that announce that they
     know the question."""
+    region: str | None = None
+    """The region of the client, for whatever else comes over its connection. Over frames alone, to proxies that
+    announce a region: older ones would take it for a broken frame."""
 
 
 @dataclass(frozen=True, slots=True)

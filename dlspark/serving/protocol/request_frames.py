@@ -43,7 +43,7 @@ from storage_node.protocol.frames import Buffer
 
 EPOCH, EXPECTED, TO_READERS = 8, 8, 8
 """The flag of BeginEpoch, of SetFencingToken, of Heartbeat."""
-REGEX, OWNERSHIPS, COUNT_LOGS, ENABLED = 1, 2, 4, 1
+REGEX, OWNERSHIPS, COUNT_LOGS, CLIENT_REGION, ENABLED = 1, 2, 4, 8, 1
 """Flags of Handshake, and the one of AcceptStreams."""
 START_DLSN, START_TXID, START_NAMED = 1, 2, 3
 """How a ReadBatch says where it begins."""
@@ -168,14 +168,18 @@ def _encode_handshake(correlation: int, request: Handshake) -> list[Buffer]:
         head.text(request.stream_regex, "the regular expression")
     if request.count_logs:
         flags |= COUNT_LOGS
+    if request.region is not None:
+        flags |= CLIENT_REGION
+        head.text(request.region, "the region")
     return head.framed(RequestKind.HANDSHAKE, flags, correlation)
 
 
 def _decode_handshake(frame: memoryview, flags: int) -> Handshake:
     reader = Reader(frame, HEADER.size)
     regex = reader.text("the regular expression") if flags & REGEX else None
+    region = reader.text("the region") if flags & CLIENT_REGION else None
     reader.finish()
-    return Handshake(regex, bool(flags & OWNERSHIPS), bool(flags & COUNT_LOGS))
+    return Handshake(regex, bool(flags & OWNERSHIPS), bool(flags & COUNT_LOGS), region)
 
 
 def _encode_accept(correlation: int, request: AcceptStreams) -> list[Buffer]:
@@ -256,7 +260,7 @@ ENCODERS: Final[dict[type, Callable[..., list[Buffer]]]] = {
 """Correlation number and request to a frame, for each class of requests."""
 
 DECODERS: Final[dict[int, tuple[int, Callable[[memoryview, int], Request]]]] = {
-    RequestKind.HANDSHAKE: (REGEX | OWNERSHIPS | COUNT_LOGS, _decode_handshake),
+    RequestKind.HANDSHAKE: (REGEX | OWNERSHIPS | COUNT_LOGS | CLIENT_REGION, _decode_handshake),
     RequestKind.WRITE_RECORDS: (WRITE_FLAGS, decode_write),
     RequestKind.BEGIN_EPOCH: (ON_STREAM | EPOCH, _decode_begin_epoch),
     RequestKind.SET_FENCING_TOKEN: (ON_STREAM | EXPECTED, _decode_set_token),

@@ -40,6 +40,8 @@ from dlspark.serving.write_proxy.tier.placement import (
     RingPlacement,
 )
 from dlspark.serving.write_proxy.tier.placement_keeper import MeasuredLoads, PlacementKeeper
+from dlspark.serving.write_proxy.tier.writer_follower import WriterFollower
+from metadata.foundation.errors import CallerError
 from metadata.foundation.tasks import end_tasks
 from storage_node.edge import Clock, Network, SystemClock
 
@@ -108,6 +110,7 @@ class WriteProxy:
         self._traffic = StreamTraffic()
         self._service: WriteProxyService | None = None
         self._keeper: PlacementKeeper | None = None
+        self._follower: WriterFollower | None = None
         self._serving = self._stopping = False
         self._twins: set[str] = set()
         """Locations of members with this proxy's number that were warned of."""
@@ -184,10 +187,13 @@ class WriteProxy:
         host.ending.push_async_callback(service.close)
         self._service = service
         measured = self._measured(service, namespace) if host.has_page else service
-        await host.serve(measured, grpc_limits(self._configuration))
+        member = await host.serve(measured, grpc_limits(self._configuration))
+        follower = self._make_follower(service, member) if self._settings.follow_writers else None
         await host.watch(self._members_changed)
         # Last: clients are sent here as soon as the member is there.
         await self._join_tier()
+        if follower is not None:
+            follower.start()
         self._serving = True
         _LOG.info("the write proxy %s serves %s", self.location, namespace.uri)
 
@@ -218,6 +224,24 @@ class WriteProxy:
         )
         self._scopes.root.placement_difference.follow(placement, lambda one: one.difference)
         return placement
+
+    def _make_follower(self, service: WriteProxyService, member: ProxyMember) -> WriterFollower:
+        if member.region is None:
+            raise CallerError(
+                "server_follow_writers=true, and this proxy does not know in which region it is",
+                advice="Set region, or DLSPARK_REGION; or leave server_follow_writers out",
+            )
+        follower = self._follower = WriterFollower(
+            member.region,
+            self._settings.follow_rules(),
+            self._settings.follow_window_s,
+            members=lambda: self.members,
+            owned=service.streams_served,
+            hand_over=service.hand_over,
+        )
+        service.count_writer = follower.count
+        self.host.ending.push_async_callback(follower.close)
+        return follower
 
     async def _open_files(self, namespace: AsyncNamespace) -> StreamFiles:
         files = StreamFiles(self._settings, self._configuration.logs, namespace.counters, self._files_changed)
@@ -305,6 +329,8 @@ class WriteProxy:
     async def stop(self) -> None:
         """End in order: withdraw, hand the streams over, go on saying where they are, close. Idempotent."""
         self._serving, self._stopping = False, True
+        if self._follower is not None:
+            await self._follower.close()  # a stream that it is moving would be closed, and not handed over
         # The member goes first, so that no client comes here anew; then streams are placed on the others alone, so that
         # none is handed over to this proxy.
         await self.host.withdraw()

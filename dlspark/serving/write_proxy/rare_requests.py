@@ -54,6 +54,7 @@ from dlspark.serving.write_proxy.streams.table import StreamTable
 from dlspark.serving.write_proxy.tier.placement import StreamPlacement
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import CallerError, DistributedLogError, OutcomeUnknownError
+from metadata.foundation.regions import region_named
 from metadata.foundation.tasks import end_tasks
 
 _LOG: Final = logging.getLogger(__name__)
@@ -147,6 +148,8 @@ class RareRequests:
 
     def _handshake(self, taken: TakenRequest, request: Handshake) -> Answer | None:
         """Return the answer, or None where a task finds out first what matches the client's expression."""
+        if request.region is not None:
+            taken.caller.region = region_named(request.region, "the client's region") or None
         if not request.ownerships:
             return self._introduction(())
         wanted = matching(self._table.owned, request.stream_regex)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection
 from typing import Final, TypeAlias
 
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.errors import ChecksumFailedError, OverCapacityError, ServiceUnavailableError
+from dlspark.errors import ChecksumFailedError, OverCapacityError, ServiceUnavailableError, StreamUnavailableError
 from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.process.peers import ProxyDirectory
 from dlspark.serving.protocol.failures import refusal_of
@@ -99,6 +99,8 @@ class WriteProxyService:
         self._forwarder = forwarder
         self._placement = placement
         self._on_fatal = on_fatal
+        self.count_writer: Callable[[str, str | None], None] | None = None
+        """Called with the stream of each write, and the region of its client; None: nobody wants to know."""
         self._leaving = False
         """True while streams are given up, one after the other: those that have not been reached are served."""
         self._rare = RareRequests(table, forwarder, placement, directory or ProxyDirectory(), max_request_bytes)
@@ -124,6 +126,17 @@ class WriteProxyService:
     def streams_owned(self) -> list[str]:
         """Names of the streams that are served here."""
         return self._table.owned
+
+    def streams_served(self) -> list[ProxyStream]:
+        """Return the streams that are served here."""
+        return [stream for stream in self._table if stream.owned]
+
+    async def hand_over(self, name: str, target: str) -> None:
+        """Hand a stream over to the proxy at `target`. Raises where it is not served here, and as `hand_over`."""
+        stream = self._table.get(name)
+        if stream is None or self._forwarder is None:
+            raise StreamUnavailableError("the stream is not served here, or no other proxy is known", log=name)
+        await hand_over(stream, self._table.host, self._forwarder, target)
 
     @property
     def requests_per_second(self) -> float:
@@ -216,6 +229,8 @@ class WriteProxyService:
         except OverCapacityError:
             stream.forget_unused()  # names come from clients: a refused request must not leave a stream behind
             raise
+        if self.count_writer is not None:
+            self.count_writer(request.stream, taken.caller.region)
 
     def _on_stream(self, taken: TakenRequest, request: _OnStream) -> None:
         stream = self._table.get(request.stream)

@@ -29,6 +29,7 @@ from dlspark.core.settings.settings import FILE_VARIABLE, VARIABLE_PREFIX, Setti
 from dlspark.core.settings.settings import REGISTRY as LOG_REGISTRY
 from dlspark.errors import SettingsError
 from dlspark.serving.bindings.service import CONNECTIONS, IDLE_MS, KEEPALIVE_MS
+from dlspark.serving.write_proxy.tier.following import FollowRules
 from metadata.foundation.errors import CallerError
 from metadata.foundation.properties import lines_of, local_path, read_if_exists, read_properties
 from metadata.foundation.settings import (
@@ -47,6 +48,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 PAGE: Final = "docs/settings/write-proxy.md"
 _LOCAL_REGION: Final = "LOCAL"
+FOLLOW_RULES: Final = FollowRules()
 _MIB: Final = 1 << 20
 _OFF: Final = "0 or less: off"
 _OWN_PREFIX: Final = "server_"
@@ -189,6 +191,65 @@ class StreamKeys:
         "server_permissions_refresh_ms",
         "How old what is known of a stream's access control may be, in milliseconds",
         minimum=100,
+        maximum=MAX_INT,
+        own=True,
+    )
+
+
+@dataclass(frozen=True)
+class FollowKeys:
+    """Logs that follow their writers to another region"""
+
+    follow_writers: bool = setting(
+        FLAG,
+        False,
+        "server_follow_writers",
+        "Whether this proxy hands a log over to the region that writes it (docs/regions.md#serving). It needs a region "
+        "of its own: `region`, or DLSPARK_REGION",
+        own=True,
+    )
+    follow_percent: int = setting(
+        WHOLE,
+        FOLLOW_RULES.percent,
+        "server_follow_writers_percent",
+        "Percent of a log's writes that come from the other region, in every window",
+        minimum=51,
+        maximum=100,
+        own=True,
+    )
+    follow_window_s: int = setting(
+        WHOLE,
+        60,
+        "server_follow_writers_window_sec",
+        "How long writes are counted together, in seconds",
+        minimum=1,
+        maximum=86_400,
+        own=True,
+    )
+    follow_windows: int = setting(
+        WHOLE,
+        FOLLOW_RULES.windows,
+        "server_follow_writers_windows",
+        "Windows in a row that must say the same",
+        minimum=1,
+        maximum=1_000,
+        own=True,
+    )
+    follow_least: int = setting(
+        WHOLE,
+        FOLLOW_RULES.least,
+        "server_follow_writers_min_requests",
+        "Requests that a log must have in every window: one that is hardly written gains nothing",
+        minimum=1,
+        maximum=MAX_INT,
+        own=True,
+    )
+    follow_stay_s: int = setting(
+        WHOLE,
+        int(FOLLOW_RULES.stay_s),
+        "server_follow_writers_stay_sec",
+        "How long a log stays with an owner at least, in seconds, also behind `dlspark regions move`",
+        minimum=1,
         maximum=MAX_INT,
         own=True,
     )
@@ -374,13 +435,14 @@ GROUPS: Final = (
     ServiceLimitKeys,
     StreamLimitKeys,
     BoundKeys,
+    FollowKeys,
     LifeKeys,
 )
 """In the order of the page."""
 
 
 @dataclass(frozen=True)
-class WriteProxySettings(LifeKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys, StreamKeys, AddressKeys):
+class WriteProxySettings(LifeKeys, FollowKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys, StreamKeys, AddressKeys):
     """What may be set of a write proxy, and to what is it set? Frozen: `with_values` gives a changed copy.
 
     Raises SettingsError for values that cannot be honoured.
@@ -417,6 +479,10 @@ class WriteProxySettings(LifeKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys,
             if key not in own:
                 raise SettingsError(f"{key} holds for the whole proxy", advice="Set it in the proxy's own file")
         return self.with_values(values)
+
+    def follow_rules(self) -> FollowRules:
+        """Return when a log follows its writers to another region."""
+        return FollowRules(self.follow_percent, self.follow_windows, self.follow_least, float(self.follow_stay_s))
 
     def converter(self) -> StreamConverter:
         """Return the function from a stream to its group and partition. Raises SettingsError for an unknown class."""

@@ -75,12 +75,11 @@ class ColdFiles(OnOneLoop):
         check(self._holders > 0, "a cold file was opened without a hold on its store", path=file.url)
         # Its own store at once, so that a mistake shows here; those of mirrors once they are asked for anything.
         self._store(file.url, file.options)
-        places = [
-            FilePlace(None, file.url, partial(self._store, file.url, file.options))
-            if one is None
-            else FilePlace(one, one.url_of(file.url), partial(self._store, one.url_of(file.url), one.options))
-            for one in order_of(file, reads_from.region)
-        ]
+        places = []
+        for one in order_of(file, reads_from.region):
+            url, options = (file.url, file.options) if one is None else (one.url_of(file.url), one.options)
+            store = partial(self._store, url, options)
+            places.append(FilePlace(one, url, options.get("endpoint", ""), store))
         return ColdFileReader(FilePlaces(places, self._places, reads_from), file, self._known, patience_s)
 
     async def open(self, location: ColdLocation, patience_s: float = 0, reads_from: ReadsFrom = ANYWHERE) -> ColdLedger:

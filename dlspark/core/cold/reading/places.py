@@ -24,7 +24,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from dlspark.objects.errors import ObjectAddressError, ObjectNotFoundError, ObjectStoreError, RangeShortError
 from dlspark.objects.store import ObjectStore
@@ -50,6 +50,10 @@ _NOT_GIVEN: Final = (
     ObjectAddressError,
 )
 """What one place may say that another one is asked for instead."""
+
+
+PlaceKey: TypeAlias = tuple[str, str]
+"""A root, and the server that has it."""
 
 
 def _nothing() -> None:
@@ -81,16 +85,23 @@ class FilePlace:
     Args:
         mirror: which mirror it is; None: the file's own place.
         url: its address there.
+        server: which server has it, as far as options say; one address may be on several.
         store: opens the store, or returns the open one.
     """
 
     mirror: ColdMirror | None
     url: str
+    server: str
     store: Callable[[], ObjectStore]
 
     @property
-    def root(self) -> str:
+    def key(self) -> PlaceKey:
         """What it is told apart by: all files below one root come and go together."""
+        return self.root, self.server
+
+    @property
+    def root(self) -> str:
+        """The address that those of all its files begin with."""
         return self.url.rsplit("/", 3)[0]
 
     def __str__(self) -> str:
@@ -107,26 +118,26 @@ class KnownPlaces:
     """Which places are out of reach at present? One for all files of an event loop."""
 
     def __init__(self) -> None:
-        self._away_until: dict[str, float] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._away_until: dict[PlaceKey, float] = {}
+        self._told: set[tuple[PlaceKey, str]] = set()
 
     def is_away(self, place: FilePlace) -> bool:
         """Return whether a place is passed over."""
-        return self._away_until.get(place.root, 0.0) > asyncio.get_running_loop().time()
+        return self._away_until.get(place.key, 0.0) > asyncio.get_running_loop().time()
 
     def answered(self, place: FilePlace) -> None:
         """Note that a place gives what it has; should it go away again, that is told again."""
-        if self._away_until.pop(place.root, None) is not None:
-            self._told = {one for one in self._told if one[0] != place.root}
+        if self._away_until.pop(place.key, None) is not None:
+            self._told = {one for one in self._told if one[0] != place.key}
             _log.info("cold files: %s, %s, can be read again", place, place.root)
 
     def failed(self, place: FilePlace, error: BaseException) -> None:
         """Note what a place did not give, and tell of it once."""
         if is_place_lost(error):
-            self._away_until[place.root] = asyncio.get_running_loop().time() + AWAY_S
+            self._away_until[place.key] = asyncio.get_running_loop().time() + AWAY_S
         kind = type(error).__name__
-        if (place.root, kind) not in self._told:
-            self._told.add((place.root, kind))
+        if (place.key, kind) not in self._told:
+            self._told.add((place.key, kind))
             said = str(error) or f"no answer within {ANSWER_S:g} s"
             _log.warning("cold files: %s, %s, did not give a file; another place is asked: %s", place, place.root, said)
 
@@ -145,12 +156,12 @@ class FilePlaces:
         self._own = next(one for one in places if one.mirror is None)
         self._known = known
         self._reads_from = reads_from
-        self._without: set[str] = set()
+        self._without: set[PlaceKey] = set()
 
     @classmethod
     def only(cls, url: str, store: ObjectStore) -> FilePlaces:
         """Return the one place of a file whose copies are of no interest."""
-        return cls([FilePlace(None, url, lambda: store)], KnownPlaces())
+        return cls([FilePlace(None, url, "", lambda: store)], KnownPlaces())
 
     async def load(self, load: Callable[[FilePlace, float | None], Awaitable[T]]) -> T:
         """Return what `load` makes of a place: it fetches what it needs there within so many seconds (None: without a
@@ -159,13 +170,13 @@ class FilePlaces:
             return await load(self._own, None)
         own_error: Exception | None = None
         for place in self._places:
-            if place.root in self._without or self._known.is_away(place):
+            if place.key in self._without or self._known.is_away(place):
                 continue
             try:
                 found = await load(place, ANSWER_S)
             except _NOT_GIVEN as error:
                 if place is not self._own:
-                    self._without |= set() if is_place_lost(error) else {place.root}
+                    self._without |= set() if is_place_lost(error) else {place.key}
                 elif not isinstance(error, asyncio.TimeoutError):
                     own_error = error
                 self._known.failed(place, error)
