@@ -5,9 +5,9 @@ another one that waits for its log in a second, with a reader; the seed decides 
 writer's own or the third. Then, while the region is still lost, writes must be acknowledged again, by the writer that
 can; everything that was acknowledged is in the log, and the reader has seen nothing else (`verdict.check_round`).
 
-The voter of the lost region is lost with it: in a third of the rounds of seeds 0 to 9, 20 to 29 and so on the one that
-leads, and in all rounds of the others. Replay a round with `--seed N`; ten seeds in a row are all kinds of loss. A table
-at the end has the times.
+The voter of the lost region is lost with it: in a third of the rounds of seeds 0 to 9, 20 to 29 and so on the one
+that leads, and in all rounds of the others. Replay a round with `--seed N`; ten seeds in a row are all kinds of loss. A
+table at the end has the times.
 """
 
 from __future__ import annotations
