@@ -10,7 +10,7 @@ import pytest
 from simulation.runs.many import run_many
 from simulation.runs.mending import MendingReport, run_mending
 
-ROUNDS = 6
+ROUNDS = 3
 
 
 @pytest.mark.timeout(900)
