@@ -29,6 +29,7 @@ from metadata.foundation.errors import check
 RECORD_BYTES: Final = 1024
 _RECORDS: Final = equal_lengths(RECORD_BYTES)
 BATCH_RECORDS: Final = len(_RECORDS.txids)
+_TURNS: Final = 6
 _SILENCE_S: Final = 120.0
 """A job that takes longer has failed."""
 
@@ -150,6 +151,29 @@ def make_log(_: Ready, uri: str, settings: dict[str, Any], name: str, megabytes:
                 return 0
 
     return run(main())
+
+
+def make_log_without(ready: Ready, uri: str, settings: dict[str, Any], name: str, megabytes: int, host: str) -> None:
+    """Make a log of which a host's storage nodes have no copies: regions take turns, so that one of a few has none."""
+
+    async def has_copies() -> bool:
+        async with await AsyncNamespace.open(uri, settings) as namespace:
+            async with await namespace.open_log(name) as log:
+                (segment,) = await log.segments()
+            ledger = await namespace.ledgers.open(segment.ledger_id, recover=False)
+            try:
+                found = any(bookie.startswith(f"{host}:") for bookie in ledger.metadata.last_ensemble.bookies)
+            finally:
+                await ledger.close()
+            if found:
+                await namespace.delete_log(name)
+            return found
+
+    for _ in range(_TURNS):
+        make_log(ready, uri, settings, name, megabytes)
+        if not run(has_copies()):
+            return
+    raise RuntimeError(f"{_TURNS} logs in a row had copies at {host}")
 
 
 def batches(megabytes: int) -> int:

@@ -44,7 +44,7 @@ NEAR_MS, FAR_MS = ROUND_TRIPS_MS
 HOME, SECOND, THIRD = "r1", "r2", "r3"
 BY_COPIES: Final[Mapping[str, Any]] = {"surviveBy": "copies"}
 """6/6/4. The regions' own settings say 3/3/2, by acknowledgements."""
-NOT_IN_THIRD: Final[Mapping[str, Any]] = {
+TWO_COPIES: Final[Mapping[str, Any]] = {
     "survive": "",
     "surviveBy": "copies",
     "bkcEnsembleSize": 2,
@@ -52,7 +52,7 @@ NOT_IN_THIRD: Final[Mapping[str, Any]] = {
     "bkcAckQuorumSize": 2,
     "bkc.ensemblePlacementPolicy": "regionaware",
 }
-"""Two copies: in the writer's region and the next one."""
+"""In the writer's region and another one, which must not be the third."""
 COPIES_ABROAD: Final = {"3/3/2": 2, "6/6/4": 4}
 """Copies in other regions than the writer's."""
 OWN, ABROAD = "copies-everywhere", "no-copies-in-the-third"
@@ -120,7 +120,8 @@ class RegionBenchmark:
             for place in self._sandbox.state.regions[:2]
         }
         self._entry_bytes = self._in[HOME].do(jobs.make_log, self._uri, {}, OWN, megabytes)
-        self._in[HOME].do(jobs.make_log, self._uri, dict(NOT_IN_THIRD), ABROAD, megabytes)
+        third = self._sandbox.state.regions[2].host
+        self._in[HOME].do(jobs.make_log_without, self._uri, dict(TWO_COPIES), ABROAD, megabytes, third)
         self._spark: RegionProcess | None = None
         if spark:
             self._spark = stack.enter_context(region_process(environments[THIRD]))

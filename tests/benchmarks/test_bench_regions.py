@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.regions import HOME, SECOND, RegionBenchmark
+from benchmarks.region_jobs import catch_up
+from benchmarks.regions import ABROAD, HOME, SECOND, RegionBenchmark
 
 pytestmark = [
     pytest.mark.processes,
@@ -22,6 +23,10 @@ def test_a_small_round_fills_every_row_with_what_can_be(tmp_path: Path) -> None:
     with ExitStack() as stack:
         small = RegionBenchmark(tmp_path, stack, spark=False, round_trips_ms=(TRIP_MS,), records=3, megabytes=1)
         small.round(0.1)
+        small._set_round_trips(0.0, 0.0)
+        before = small._between_nodes("r3", sent=False)
+        small._in["r3"].do(catch_up, small._uri, ABROAD, 1)
+        assert small._between_nodes("r3", sent=False) - before > 1 << 20  # all of it came from elsewhere
         rows = {row.what: row for row in small.rows}
         assert all(len(row.measured) == 1 and not row.faults for row in small.rows), [
             (row.what, row.faults) for row in small.rows
