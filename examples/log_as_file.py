@@ -18,7 +18,7 @@ FLUSHED = b"flight,minutes\nKL601,5\nAF3,71\n"
 def write_and_die() -> None:
     """Write a table's first lines durably and half a line without a flush; then die as by `kill -9`."""
     # A dead process keeps the log's lock until its session ends: after 30 seconds, unless told otherwise.
-    with Namespace.open(settings={"zkSessionTimeoutSeconds": 1}) as namespace, namespace.open_log(LOG) as log:
+    with Namespace.open(settings={"zkSessionTimeoutSeconds": 2}) as namespace, namespace.open_log(LOG) as log:
         file = log.open_append_stream()
         file.write(FLUSHED)
         file.flush()  # on the disks of two storage nodes, and visible to readers

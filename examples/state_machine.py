@@ -15,7 +15,7 @@ from dlspark import DLSN, Log, Namespace
 LOG = "example-state-machine"
 REPLICAS = ("one", "two", "three")
 COMMANDS, SNAPSHOT_EVERY = 300, 25
-SETTINGS = {"lockTimeoutSeconds": 86_400, "zkSessionTimeoutSeconds": 1}  # a killed leader owns the log a second longer
+SETTINGS = {"lockTimeoutSeconds": 86_400, "zkSessionTimeoutSeconds": 3}  # so long a killed leader owns the log
 
 
 def command(number: int) -> bytes:

@@ -145,10 +145,10 @@ async def disallow(at: At, region: RegionArgument) -> None:
     result: dict[str, Json] = {"region": region, "disallowed": True, "changed": changed, "left": left}
     text = [f"{region} was disallowed already; nothing was changed"]
     if changed:
-        nodes = counted(len(found.of(region)), "storage node keeps", "storage nodes keep")
+        nodes = counted(len(found.of(region)), "storage node")
         text = [
-            f"{region} gets no new copies from now on; its {nodes} what they have, and segments that are being written "
-            "stay there until they end",
+            f"{region} gets no new copies from now on; what is on its {nodes} stays, and segments that are being "
+            "written go on there until they end",
             f"New copies go to {', '.join(left)}. To undo it: dlspark regions allow {region}",
         ]
     if placement.policy != "regionaware":

@@ -19,7 +19,7 @@ from dlspark.core.log import AsyncLog
 from dlspark.core.metrics.meter import Meter
 from dlspark.core.metrics.registries import Statistics
 from dlspark.core.opening import Edges, connect_all, services_of
-from dlspark.core.services import LOCAL_REGION_ID, RollingPermits, Services, check_region_id
+from dlspark.core.services import RollingPermits, Services, check_region_id
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import default_client_id
 from dlspark.core.writing.ledger_allocators import delete_pool
@@ -80,7 +80,7 @@ class AsyncNamespace(OnOneLoop):
         settings: Settings | Mapping[str, Value] | None = None,
         *,
         features: FeatureProvider | None = None,
-        region_id: int = LOCAL_REGION_ID,
+        region_id: int | None = None,
         statistics: Statistics | None = None,
     ) -> AsyncNamespace:
         """Connect to a namespace: that of `uri`, else of the environment variable `DLSPARK_URI`, else of the sandbox
@@ -90,7 +90,8 @@ class AsyncNamespace(OnOneLoop):
             uri: `distributedlog://host:port/path`.
             settings: those of the environment (`DLSPARK_CONF`, `DLSPARK_SET_*`) unless given.
             features: instead of the provider that the settings name (`featureProviderClass`).
-            region_id: 0 to 15, for segments where `encodeRegionIDInVersion` or the namespace's binding says so.
+            region_id: 0 to 15, for segments where `encodeRegionIDInVersion` or the namespace's binding says so; the
+                setting `regionId` unless given.
             statistics: where metrics go; to prometheus_client's own registry unless given.
 
         Raises:
@@ -136,7 +137,7 @@ class AsyncNamespace(OnOneLoop):
         clock: Clock | None = None,
         client_settings: ClientSettings | None = None,
         features: FeatureProvider | None = None,
-        region_id: int = LOCAL_REGION_ID,
+        region_id: int | None = None,
         statistics: Statistics | None = None,
         own: tuple[MetadataStore, ...] = (),
     ) -> AsyncNamespace:
@@ -148,6 +149,7 @@ class AsyncNamespace(OnOneLoop):
         settings = settings or Settings()
         binding = binding or await NamespaceStore(store, parsed.path).resolve()
         settings = settings.in_namespace(binding.quorums)
+        region_id = settings.region_id if region_id is None else region_id
         check_region_id(region_id)
         meter = Meter.open(statistics, settings)
         files = await OperatorFiles.load(settings, meter.root.rare_paths.values, features)

@@ -68,9 +68,12 @@ autopurge.snapRetainCount=3
 autopurge.purgeInterval=1
 """
 OBSERVER: Final = ":observer"
+# A leader that is heard and hears nothing has its vote counted once more: the others elect it again, and would try to
+# reach it for initLimit, 5 seconds, before they elect one of themselves. To connect takes a round trip, and no more.
 _ENSEMBLE_CONFIG: Final = """\
 initLimit=20
 syncLimit=8
+connectToLearnerMasterLimit=6
 """
 
 

@@ -89,11 +89,11 @@ async def _scenario(world: World, log_share: float, *, names: bool) -> None:
     if isinstance(workload, LogWorkload):
         nemesis.disturb_owners()
     await nemesis.run(rng.uniform(2.0, 3.0) if workload.replacing else rng.uniform(0.8, 3.0))
-    await _heal(world, nemesis)
+    await heal(world, nemesis)
     await asyncio.sleep(rng.uniform(0, 1.0))
     workload.over = True
     await workload.finished(HEALTHY_S)
-    await _verify(world, workload, rng)
+    await verify(world, workload, rng)
     world.ledger_checkers.final_state()
 
 
@@ -110,7 +110,8 @@ async def all_serve(world: World, when: str) -> None:
         await asyncio.sleep(0.2)
 
 
-async def _heal(world: World, nemesis: Nemesis) -> None:
+async def heal(world: World, nemesis: Nemesis) -> None:
+    """End all faults, and wait until every node serves."""
     nemesis.heal()
     for node in world.nodes:
         if node.serving and node.bookie is not None and node.bookie.storage.writing_failed:
@@ -119,7 +120,7 @@ async def _heal(world: World, nemesis: Nemesis) -> None:
     await all_serve(world, "after healing")
 
 
-async def _verify(world: World, workload: Workload, rng: Random) -> None:
+async def verify(world: World, workload: Workload, rng: Random) -> None:
     """Verify, with everything healthy but perhaps an ack quorum less one of the nodes, that what was written is whole,
     and writing goes on.
     """

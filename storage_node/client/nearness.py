@@ -153,6 +153,11 @@ class AnswerTimes:
         found = self._of(bookie, now)
         return None if found is None else found.mean_s + _SPREADS * found.spread_s
 
+    def heard_at(self, bookie: str) -> float:
+        """Return when the last answer of this node was noted; 0 where none was."""
+        found = self._nodes.get(bookie)
+        return 0.0 if found is None else found.when
+
     def _of(self, bookie: str, now: float) -> _Smoothed | None:
         for table, key in ((self._nodes, bookie), (self._regions, self._region_of(bookie))):
             found = table.get(key) if key is not None else None

@@ -67,9 +67,10 @@ class _Fetch:
 class _Batch:
     """Entries first..last on their way in one answer."""
 
-    __slots__ = ("asked", "bookie", "first", "future", "last", "left", "timer")
+    __slots__ = ("asked", "bookie", "first", "future", "last", "left", "since", "timer")
 
     def __init__(self, first: int, last: int, bookie: str, future: asyncio.Future[list[Entry]]) -> None:
+        self.since = future.get_loop().time()  # nothing was heard of the bookie from then on
         self.first = first
         self.last = last
         self.bookie = bookie
@@ -347,7 +348,7 @@ class EntryFetcher:
             pause_s = self._hedge_pause_s(self._nearness.batches, bookie, second)
             if pause_s is not None:
                 batch.timer = self._loop.call_later(
-                    pause_s, self._hedge_batch, batch, second, self._digest_of(metadata)
+                    pause_s, self._hedge_batch, batch, second, self._digest_of(metadata), pause_s
                 )
         return batch.future
 
@@ -384,8 +385,15 @@ class EntryFetcher:
             answer=answered,
         )
 
-    def _hedge_batch(self, batch: _Batch, second: str, digest: EntryDigest) -> None:
+    def _hedge_batch(self, batch: _Batch, second: str, digest: EntryDigest, pause_s: float) -> None:
         batch.timer = None
+        if not batch.future.done() and (heard := self._nearness.batches.heard_at(batch.bookie)) > batch.since:
+            # Batches are read ahead of one another: it is not late with this one while it brings those before it.
+            # A second answer would be a megabyte that passes between regions for nothing.
+            batch.since = heard
+            left_s = heard + pause_s - self._loop.time()
+            batch.timer = self._loop.call_later(left_s, self._hedge_batch, batch, second, digest, pause_s)
+            return
         if not batch.future.done() and self._may_hedge(batch.bookie):
             self._ask_for_batch(batch, second, digest)
 

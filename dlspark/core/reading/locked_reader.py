@@ -109,7 +109,12 @@ class AsyncLockedReader(AsyncLogReader):
         Raises LockingError where the lock was lost.
         """
         self._check_loop()
-        return await self._lock.waiting()
+        try:
+            return await self._lock.waiting()
+        except LockingError as error:
+            if self.closed:
+                raise
+            raise self._lock_lost_error() from error
 
     def _lock_lost_error(self) -> LockingError:
         return LockingError(

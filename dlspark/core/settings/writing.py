@@ -47,6 +47,18 @@ class SegmentKeys:
         "encodeRegionIDInVersion",
         "Whether segments name the region of their writer; also if the namespace's binding says so",
     )
+    region_id: int = setting(
+        WHOLE,
+        0,
+        "regionId",
+        "The number that segments call the region of this process's writers, where encodeRegionIDInVersion or the "
+        "namespace's binding has them name it; a program that opens the namespace with a number of its own, and a "
+        "write proxy's server_region_id, go over it",
+        own=True,
+        per_log=False,
+        minimum=0,
+        maximum=15,
+    )
     first_scan_entries: int = setting(
         WHOLE,
         2,

@@ -18,7 +18,6 @@ from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.metrics.registries import Statistics
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime, iterated
-from dlspark.core.services import LOCAL_REGION_ID
 from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.log import Log
 from dlspark.tables.declaration import Declaration
@@ -63,7 +62,7 @@ class Namespace(OpenedHere):
         settings: Settings | Mapping[str, Value] | None = None,
         *,
         features: FeatureProvider | None = None,
-        region_id: int = LOCAL_REGION_ID,
+        region_id: int | None = None,
         statistics: Statistics | None = None,
         runtime: Runtime | None = None,
     ) -> Namespace:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from dlspark.core.services import LOCAL_REGION_ID, check_region_id
+from dlspark.core.services import check_region_id
 from dlspark.core.settings.operations import StreamConverter, stream_converter
 from dlspark.core.settings.settings import FILE_VARIABLE, VARIABLE_PREFIX, Settings
 from dlspark.core.settings.settings import REGISTRY as LOG_REGISTRY
@@ -64,7 +64,8 @@ class AddressKeys:
         TEXT,
         _LOCAL_REGION,
         "server_region_id",
-        "The region of this proxy: LOCAL, or a number from 0 to 15 that segments carry where the namespace says so",
+        "The number of this proxy's region, from 0 to 15, that segments carry where the namespace says so; LOCAL: that "
+        "of the log library's regionId, which is 0 unless it is set",
     )
     host: str = setting(
         TEXT, "", "server_host", "The address to listen on; empty: every address of the machine", own=True
@@ -488,10 +489,10 @@ class WriteProxySettings(LifeKeys, FollowKeys, BoundKeys, StreamLimitKeys, Servi
         """Return the function from a stream to its group and partition. Raises SettingsError for an unknown class."""
         return stream_converter(self.converter_class, "stream_partition_converter_class")
 
-    def region_number(self) -> int:
-        """Return the region as segments carry it. Raises SettingsError."""
+    def region_number(self) -> int | None:
+        """Return the region as segments carry it; None for LOCAL. Raises SettingsError."""
         if self.region.upper() == _LOCAL_REGION:
-            return LOCAL_REGION_ID
+            return None
         try:
             number = int(self.region)
             check_region_id(number)

@@ -102,8 +102,10 @@ async def test_a_reader_knows_who_waits_for_its_lock_and_in_which_order(memory_c
             await third
         assert await reader.waiting() == []
         memory_cluster.tree.expire(other.store.session_id)
-        with pytest.raises(LockingError):
+        with pytest.raises(LockingError, match=r"lost with its metadata session.*Open the reader again"):
             await reader.waiting()
+    with pytest.raises(LockingError, match="not held"):
+        await reader.waiting()
 
 
 async def _waiting(reader, names):

@@ -22,6 +22,7 @@ from dlspark.errors import (
     InvalidRecordError,
     OverCapacityError,
     RecordTooLongError,
+    SettingsError,
     TransactionIdOutOfOrderError,
     TransmitError,
     WriteError,
@@ -420,14 +421,15 @@ def test_a_last_record_is_looked_for_in_growing_steps(last, first_size, most, ra
 
 
 @pytest.mark.parametrize("by", ["setting", "binding"])
-async def test_segments_name_the_region_of_their_writer_if_told_to(memory_cluster, by):
+@pytest.mark.parametrize(("region_id", "over"), [(0, 9), (9, None), (9, 9)])
+async def test_segments_name_the_region_of_their_writer_if_told_to(memory_cluster, by, region_id, over):
     store = MemoryStore(memory_cluster.tree)
     namespace = await AsyncNamespace.over(
         store,
         "distributedlog://memory:2181/dl",
-        Settings(encode_region_id=by == "setting", zk_session_timeout_s=2),
+        Settings(encode_region_id=by == "setting", region_id=region_id, zk_session_timeout_s=2),
         network=memory_cluster.network,
-        region_id=9,
+        region_id=over,
         own=(store,),
     )
     memory_cluster.clients.append(namespace)
@@ -456,6 +458,12 @@ async def test_a_region_id_has_four_bits(memory_cluster, region):
     with pytest.raises(CallerError, match="from 0 to 15"):
         await AsyncNamespace.over(store, "distributedlog://memory:2181/dl", region_id=region)
     await store.close()
+
+
+@pytest.mark.parametrize("region", [-1, 16, "eu"])
+def test_a_region_id_that_has_no_four_bits_is_refused_as_a_setting(region):
+    with pytest.raises(SettingsError, match="regionId"):
+        Settings.from_mapping({"regionId": region})
 
 
 # ---------------------------------------------------------------------- metadata versions

@@ -18,7 +18,7 @@ from helpers.waiting import wait_until
 
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
 from metadata.zookeeper.client import ZooKeeperStore
-from metadata.zookeeper.embedded import EmbeddedZooKeeper, find_java, four_letters
+from metadata.zookeeper.embedded import EmbeddedZooKeeper, EnsembleMember, find_java, four_letters
 
 pytestmark = pytest.mark.processes
 
@@ -257,3 +257,10 @@ def test_ctrl_c_at_the_terminal_reaches_only_the_parent(tmp_path: Path) -> None:
     with EmbeddedZooKeeper(tmp_path) as server:
         assert server.pid is not None
         assert os.getpgid(server.pid) != os.getpgid(0)
+
+
+def test_members_wait_longer_for_what_a_leader_sends_than_for_a_connection_to_it() -> None:
+    lines = EnsembleMember(1, {1: "a:1:2", 2: "b:1:2", 3: "c:1:2"}).config().splitlines()
+    said = dict(line.split("=") for line in lines)
+    # Or a leader that is heard and hears nothing holds up its own replacement: tests/faults/test_regions_lost.py
+    assert 0 < int(said["connectToLearnerMasterLimit"]) <= int(said["syncLimit"]) < int(said["initLimit"])

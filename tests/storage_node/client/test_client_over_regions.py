@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -132,6 +132,32 @@ async def test_the_write_set_is_kept_where_reordering_is_switched_off() -> None:
         reader = await opened(cluster, writer, replace(SINGLE, reorder_reads=False))
         assert len(await reader.read(0, 58)) == 59
         assert all(len(reads(cluster.of(writer, region)[0])) > 15 for region in DISTANCES)
+
+
+@virtual_time
+async def test_batches_that_wait_behind_others_of_a_node_that_answers_are_not_asked_for_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world(count=400) as (cluster, writer):
+        reader = await opened(cluster, writer, replace(SETTINGS, batch_read_max_entry_bytes=64))
+        for first in range(0, 20, 4):
+            await reader.read(first, first + 3)  # alone, each takes next to nothing
+        near = cluster.of(writer, "eu")[0]
+        answer_batch, free_at = near._batch, cluster.loop.time()
+
+        def one_after_the_other(frame: memoryview, reply: Callable[[bytes], None]) -> None:
+            def in_turn(data: bytes) -> None:
+                nonlocal free_at
+                free_at = max(free_at, cluster.loop.time()) + 0.004
+                cluster.loop.call_at(free_at, reply, data)
+
+            answer_batch(frame, in_turn)
+
+        monkeypatch.setattr(near, "_batch", one_after_the_other)
+        cluster.forget_requests()
+        assert len(await reader.read(20, 398)) == 379
+        assert len(near.batch_reads) > 5
+        assert [len(cluster.of(writer, region)[0].batch_reads) for region in ("us", "ap")] == [0, 0]
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, SINGLE])

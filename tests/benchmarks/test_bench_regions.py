@@ -1,0 +1,55 @@
+"""The benchmark of regions does what it measures: what was added is taken away, and bytes are those that were sent."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from benchmarks.regions import HOME, SECOND, RegionBenchmark
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(sys.platform != "linux", reason="regions need an address each"),
+]
+TRIP_MS = 8.0
+
+
+def test_a_small_round_fills_every_row_with_what_can_be(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        small = RegionBenchmark(tmp_path, stack, spark=False, round_trips_ms=(TRIP_MS,), records=3, megabytes=1)
+        small.round(0.1)
+        rows = {row.what: row for row in small.rows}
+        assert all(len(row.measured) == 1 and not row.faults for row in small.rows), [
+            (row.what, row.faults) for row in small.rows
+        ]
+        for how, copies in (("3/3/2", 2), ("6/6/4", 4)):
+            row = rows[f"bytes sent abroad, {how}"]
+            assert row.limit == f"MB: {copies} copies"
+            assert 1.0 <= row.ratios[0] < 1.1  # a log so small has more heads of requests
+        # Delays are at least what was asked for: what is left without them is never below nothing.
+        far = rows[f"append by another region's proxy, {TRIP_MS:g} ms, p50 less {2 * TRIP_MS:g}"]
+        near = rows[f"append by the own region's proxy, {TRIP_MS:g} ms, p50 less {TRIP_MS:g}"]
+        assert far.measured[0] > 0
+        assert near.measured[0] > 0
+        figures = {"3/3/2": 0.0, "6/6/4": 0.0, "own": 2.0, "abroad": 4.0, "here": 0.001, "there": 0.007}
+        plain = {
+            **figures,
+            "own": 1.0,
+            "3/3/2": 0.002,
+            "6/6/4": 0.003,
+            f"proxy {HOME}": 0.004,
+            f"proxy {SECOND}": 0.004,
+        }
+        found = {**figures, "3/3/2": 0.010, "6/6/4": 0.012, f"proxy {HOME}": 0.013, f"proxy {SECOND}": 0.021}
+        small._add(TRIP_MS, found, plain)
+        last = {what: (row.measured[-1], row.limits[-1]) for what, row in rows.items()}
+        assert last[f"write 3/3/2, {TRIP_MS:g} ms, p50 less {TRIP_MS:g}"] == pytest.approx((2, 3))
+        assert last[f"tail elsewhere, {TRIP_MS:g} ms, p50 less {TRIP_MS / 2:g}"] == pytest.approx((3, 2))
+        assert last[near.what] == pytest.approx((5, 5))
+        assert last[far.what] == pytest.approx((5, 5))
+        assert last[f"catch up from copies here, {TRIP_MS:g} ms"] == (2, 1)
+        assert last[f"catch up from copies elsewhere, {TRIP_MS:g} ms"] == (4, 2)
