@@ -223,13 +223,21 @@ def test_one_log_may_override_its_own_settings_but_not_those_of_the_namespace():
         Settings().for_log({"zkSessionTimeoutSeconds": 5})
 
 
-_OTHERS = {"coldStoragePath": "/x", "coldStorageEndpoint": "http://x", "coldRetentionHours": 24}
+_OTHERS = {
+    "coldStoragePath": "/x",
+    "coldStorageEndpoint": "http://x",
+    "coldRetentionHours": 24,
+    "coldStorageMirrors": "us=/us",
+}
 """Values of those whose neighbours are none."""
+_WITH = {"coldStorageMirrors": {"coldStoragePath": "/x"}}
+"""What has to be set beside some."""
 
 
 @pytest.mark.parametrize("info", list(describe_settings()), ids=lambda info: info.key)
 def test_each_setting_is_overridden_for_one_log_or_says_that_it_holds_for_all(info):
-    base = Settings.from_mapping({"ledgerAllocatorPoolName": "pool"} if "ledgerAllocatorPoolName" in _NAMES else {})
+    named = {"ledgerAllocatorPoolName": "pool"} if "ledgerAllocatorPoolName" in _NAMES else {}
+    base = Settings.from_mapping(named | _WITH.get(info.key, {}))
     now = base.as_mapping()[info.key]
     if info.key in _OTHERS:
         other = _OTHERS[info.key]
