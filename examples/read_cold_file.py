@@ -9,6 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+if len(sys.argv) < 2:
+    sys.exit("python read_cold_file.py FILE [records]: FILE is a .parquet file of a log's cold storage")
 path, shown = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5
 data = pa.memory_map(path).read_buffer()
 view = memoryview(data)

@@ -57,14 +57,24 @@ def start(
         int, typer.Option(help="Regions, from 3 on, each with one of ZooKeeper's servers.", min=0, max=9)
     ] = 0,
     rtt: Annotated[
-        str, typer.Option(help="Round trip between two regions.", metavar="TIME")
-    ] = f"{DEFAULT_ROUND_TRIP_MS:g}ms",
+        str | None,
+        typer.Option(
+            help="Round trip between two regions, with --regions.",
+            metavar="TIME",
+            show_default=f"{DEFAULT_ROUND_TRIP_MS:g}ms",
+        ),
+    ] = None,
 ) -> None:
     """Start ZooKeeper and the storage nodes and print the namespace's URI. While it runs (in the default directory), it
     is the namespace where no other is given."""
     from dlspark.sandbox.sandbox import Sandbox
 
     directory = directory or default_directory()
+    if rtt is not None and not regions:
+        raise CallerError(
+            "--rtt is the way between regions, and there are none", advice="Add --regions 3, or leave it out"
+        )
+    rtt = rtt or f"{DEFAULT_ROUND_TRIP_MS:g}ms"
     round_trip_ms = parse_round_trip_ms(rtt)
     if detach:
         typer.echo(_start_detached(directory, nodes, port, auto_recovery, proxies, cold, regions, rtt))
@@ -145,15 +155,23 @@ def status(directory: DirectoryOption = None) -> None:
             typer.echo(f"{kind}: {_addresses(frames)} for frames, {_addresses(grpc)} for gRPC", err=True)
     if state.cold is not None:
         typer.echo(_cold_line(directory or default_directory(), Path(state.cold)), err=True)
+    _check_listening(state)
+
+
+def _check_listening(state: SandboxState) -> None:
+    """Exit with 3 where a part of the sandbox does not listen, and say what to do."""
     parts = [*state.zookeeper_servers.split(","), *(state.node_id(index) for index in range(len(state.node_ports)))]
     local = [*state.proxy_ports[: state.proxies], *([state.read_proxy_port] if state.proxies else [])]
     parts += [f"127.0.0.1:{port}" for port in local if port is not None]
     parts += [f"{place.host}:{place.gateway_port}" for place in state.regions]
     silent = [address for address in parts if not _listens(address)]
     if silent:
+        more = (
+            "have a region that was killed come back (dlspark sandbox region heal REGION), or " if state.regions else ""
+        )
         typer.echo(
-            f"dlspark: nothing listens on {', '.join(silent)}: wait if the sandbox is being started, else stop it and "
-            "start it again",
+            f"dlspark: nothing listens on {', '.join(silent)}: wait if the sandbox is being started, else {more}stop "
+            "it and start it again",
             err=True,
         )
         raise typer.Exit(3)
@@ -298,7 +316,7 @@ def _start_detached(
     if running is not None and running.running():
         raise CallerError(
             f"a sandbox is already running in {directory} (process {running.pid}, {running.uri})",
-            advice="Use its URI, or stop it first: dlspark sandbox stop",
+            advice=f"Use its URI, or stop it first: dlspark sandbox stop --dir {shlex.quote(str(directory))}",
         )
     try:
         directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)

@@ -155,6 +155,11 @@ def tell(state: SandboxState, command: RegionCommand) -> Mapping[str, str]:
     Raises CallerError where the sandbox takes no commands or refuses this one, OutcomeUnknownError where the answer is
     lost.
     """
+    if state.running() and not state.regions:
+        raise CallerError(
+            "the sandbox that runs has no regions; nothing was done",
+            advice="Start another one, in a directory of its own: dlspark sandbox start --regions 3 --dir DIR",
+        )
     if state.control_port is None or not state.running():
         raise NotAppliedError(
             "the sandbox does not take commands about regions; nothing was done",

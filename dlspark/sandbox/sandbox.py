@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import random
+import shlex
 import signal
 import socket
 import subprocess
@@ -513,7 +514,7 @@ def _already_running_error(directory: Path, kept: SandboxState | None) -> Caller
     who = f" (process {kept.pid}, {kept.uri})" if kept is not None and kept.running() else ""
     return CallerError(
         f"a sandbox is already running in {directory}{who}",
-        advice="Use its URI, or stop it first: dlspark sandbox stop",
+        advice=f"Use its URI, or stop it first: dlspark sandbox stop --dir {shlex.quote(str(directory))}",
     )
 
 

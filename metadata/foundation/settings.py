@@ -264,7 +264,7 @@ def read_value(info: Setting, key: str, value: object, error: type[DistributedLo
 def _check_value(info: Setting, key: str, value: object, error: type[DistributedLogError]) -> None:
     if info.choices and value not in info.choices:
         advice = f"{did_you_mean(str(value), info.choices)}{info.meaning}"
-        raise error(f"{key}={shown(value)} is not one of {', '.join(info.choices)}", advice=advice)
+        raise error(f"{key}={shown(value)} is not one of {', '.join(filter(None, info.choices))}", advice=advice)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     low = -math.inf if info.minimum is None else info.minimum

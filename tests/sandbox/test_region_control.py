@@ -238,3 +238,9 @@ def test_no_sandbox_starts_in_a_shell_that_is_in_a_region_of_another(
         Sandbox(tmp_path / "sandbox").start()
     assert "Unset DLSPARK_SOCKS" in str(caught.value)
     assert not (tmp_path / "sandbox").exists()
+
+
+def test_a_sandbox_without_regions_says_that_it_has_none(tmp_path: Path) -> None:
+    running = replace(SandboxState(2181, (3001,)), pid=os.getpid(), started=processes.started(os.getpid()))
+    with pytest.raises(CallerError, match=r"has no regions; nothing was done.*--dir DIR"):
+        tell(running, RegionCommand("cut", "r1"))

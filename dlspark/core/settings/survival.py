@@ -99,9 +99,9 @@ def survival_plan(goal: str, by: str, regions: Sequence[str]) -> SurvivalPlan:
     if len(regions) < FEWEST_REGIONS:
         listed = ", ".join(regions) or "none"
         raise SettingsError(
-            f"survive=region needs {FEWEST_REGIONS} regions and bkc.reppRegionsToWrite lists {len(regions)} "
-            f"({listed}): with two, either one holds every acknowledged copy of some entry, or no writing goes on when "
-            "one is away",
+            f"survive=region needs {FEWEST_REGIONS} regions, with semicolons between them, and bkc.reppRegionsToWrite "
+            f"lists {len(regions)} ({listed}): with two, either one holds every acknowledged copy of some entry, or no "
+            "writing goes on when one is away",
             advice="List a third region, where a few storage nodes are enough (r1;r2;r3), or take survive=rack, which "
             "does not survive the loss of a region",
         )

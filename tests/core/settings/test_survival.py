@@ -77,7 +77,7 @@ def test_the_settings_of_a_namespace_follow_from_the_goal():
     ("values", "message"),
     [
         ({"survive": "planet"}, "is not one of"),
-        ({"survive": "region"}, "needs 3 regions and bkc.reppRegionsToWrite lists 0 (none)"),
+        ({"survive": "region"}, "bkc.reppRegionsToWrite lists 0 (none)"),
         ({"survive": "region", "bkc.reppRegionsToWrite": "eu;us"}, "lists 2 (eu, us)"),
         ({"surviveBy": "acknowledgements"}, "does nothing without survive=region"),
         ({"survive": "rack", "surviveBy": "acknowledgements"}, "does nothing without survive=region"),
