@@ -210,7 +210,7 @@ async def test_names_from_clients_are_counted_only_where_the_stream_is_served() 
             assert isinstance(refused, Refusal), name
         assert follower._counts == {}
         await client.write("x", b"second")
-        assert owner._counts == {"x": {"us": 1}}
+        assert list(owner._counts) == ["x"]
 
 
 @virtual_time
