@@ -52,6 +52,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         # a rounding error missing and waits for that would be set again and again while the clock stands.
         return super().call_at(max(when, self._now + RESOLUTION_S), *args, **kwargs)
 
+    def stand_still(self, seconds: float) -> None:
+        """Let time pass in which nothing runs, as where the process is stopped."""
+        self._now += seconds
+
     def time(self) -> float:
         return self._now
 
