@@ -13,6 +13,9 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+RESOLUTION_S = 1e-9
+"""The clock's finest step: what falls due within it from now is run now."""
+
 
 class _JumpingSelector(selectors.DefaultSelector):
     """Never waits: where nothing is ready it moves the clock on instead."""
@@ -36,8 +39,21 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._now = 1000.0
         selector.jump = self._jump
         super().__init__(selector)
+        self._clock_resolution = RESOLUTION_S
 
     def _jump(self, seconds: float) -> None:
+        # Onto the time of the timer that is waited for: the sum may be a rounding error before it.
+        timers = self._scheduled  # type: ignore[attr-defined]
+        when = timers[0].when() if timers else 0.0
+        self._now = when if when - self._now == seconds else self._now + seconds
+
+    def call_at(self, when: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:  # type: ignore[override]
+        # A timer falls due later than it was set, as with any clock. Else one that looks how long it has waited, finds
+        # a rounding error missing and waits for that would be set again and again while the clock stands.
+        return super().call_at(max(when, self._now + RESOLUTION_S), *args, **kwargs)
+
+    def stand_still(self, seconds: float) -> None:
+        """Let time pass in which nothing runs, as where the process is stopped."""
         self._now += seconds
 
     def time(self) -> float:

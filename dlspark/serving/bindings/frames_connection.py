@@ -336,6 +336,14 @@ class FramesConnection:
 
     # ------------------------------------------------------------------------------------ bounds
 
+    def excuse(self, seconds: float) -> None:
+        """Leave this much time out of what the client has let pass."""
+        self.opened_at += seconds
+        if self.heard_at is not None:
+            self.heard_at += seconds
+        if self._stuck_since is not None:
+            self._stuck_since += seconds
+
     def look(self, now: float) -> str | None:
         """Return why the connection is to be closed now, None where it is not; called at intervals."""
         limits, queued = self._limits, self._link.queued_bytes

@@ -65,6 +65,8 @@ class FramesServer:
         limits_ms = min(self.limits.first_request_ms, self.limits.idle_ms, self.limits.stuck_ms)
         self._look_s = min(LOOK_S, limits_ms / 4000)
         self._listener: Listener | None = None
+        self._look_at = 0.0
+        """When connections are to be looked at next."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._changed: asyncio.Future[None] | None = None
@@ -97,7 +99,7 @@ class FramesServer:
         """Listen on `host` ("" for all interfaces); port 0 takes a free one. Raises OSError where it is taken."""
         check(self._listener is None and not self._closed, "a frames server is started once")
         self._listener = await self._network.listen(host, port, self._accept)
-        self._timer = asyncio.get_running_loop().call_later(self._look_s, self._look)
+        self._look_later()
         logger.info("serving frames on port %d", self._listener.port)
 
     async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
@@ -168,11 +170,19 @@ class FramesServer:
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
+        # Time in which this process did not run is none of its clients': what they sent meanwhile may still be unread.
+        late_s = max(0.0, now - self._look_at)
         for connection in list(self._connections):
+            connection.excuse(late_s)
             reason = connection.look(now)
             if reason is not None:
                 self._close(connection, reason)
-        self._timer = loop.call_later(self._look_s, self._look)
+        self._look_later()
+
+    def _look_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._look_at = loop.time() + self._look_s
+        self._timer = loop.call_at(self._look_at, self._look)
 
     def _close(self, connection: FramesConnection, reason: str) -> None:
         self.lines.log(logging.WARNING, "closing the connection to %s: %s", connection.peer, reason)

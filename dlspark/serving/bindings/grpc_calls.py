@@ -2,10 +2,12 @@
 
 What a proxy refuses travels in the message's status. A call ends with an error of gRPC for what no message can say:
 
-    INVALID_ARGUMENT     the bytes are not a message, or one that makes no sense
+    INVALID_ARGUMENT     the bytes are not a message, or one that makes no sense; or the client's region is none
     RESOURCE_EXHAUSTED   the message is too long, or too many calls are under way: of its host (`CallsOfHosts`), of all
     UNAVAILABLE          the proxy stops: what is under way was answered, a stream of requests or of records ends
     DEADLINE_EXCEEDED    the client's deadline was over before the request was begun
+
+A client may say in which region it is, in each call's metadata (`dlspark-region`), as others do in their handshake.
 
 A client's deadline becomes the request's `timeout_ms`, where that is shorter. A cancelled call is dropped: the service
 hears that its caller is gone, and what it has begun may still be done.
@@ -20,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote
@@ -48,13 +50,16 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.rpc_answers import NO_NAMES, GrpcNames
-from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.pacing import MessageLimit
+from metadata.foundation.regions import region_named
 from metadata.foundation.tasks import end_tasks
 from storage_node.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
 
+REGION_KEY: Final = "dlspark-region"
+"""The key of the metadata in which a client says in which region it is."""
 HEARTBEAT_MS: Final = 10_000
 """The interval at which a Read says that there is nothing, where its client leaves that to the proxy."""
 LEAST_HEARTBEAT_MS: Final = 500
@@ -80,6 +85,10 @@ class Call(Protocol):
         """Return `ipv4:host:port`, URL-encoded."""
         ...
 
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """Return keys and values that the client sends with the call."""
+        ...
+
     def time_remaining(self) -> float | None:
         """Return seconds until the client's deadline, None without one."""
         ...
@@ -103,6 +112,15 @@ Handler: TypeAlias = Callable[[bytes, Call], Awaitable[bytes]]
 def peer_address(call: Call) -> str:
     """Return `host:port` of the client that makes a call."""
     return unquote(call.peer()).partition(":")[2]
+
+
+def region_of_call(call: Call) -> str | None:
+    """Return the region that the client says it is in; None where it says none. Raises CallerError for the name of
+    none."""
+    for key, value in call.invocation_metadata() or ():
+        if key == REGION_KEY:
+            return region_named(value if isinstance(value, str) else value.decode("utf-8", "replace"), key) or None
+    return None
 
 
 class GrpcCalls:
@@ -147,7 +165,7 @@ class GrpcCalls:
     def _unary(self, method: rpc_requests.RpcMethod) -> Handler:
         async def handle(data: bytes, call: Call) -> bytes:
             message, request = await self._understood(method, data, call)
-            caller = self._begin(call)
+            caller = await self._begin(call)
             try:
                 answer = await self.ask(request, caller, len(data), call)
             finally:
@@ -199,7 +217,7 @@ class GrpcCalls:
     # ------------------------------------------------------------------------------------ streams
 
     async def _append(self, _requests: object, call: Call) -> None:
-        caller = self._begin(call)
+        caller = await self._begin(call)
         append = _Append(self, call, caller)
         try:
             await append.run()
@@ -217,7 +235,7 @@ class GrpcCalls:
             raise TypeError(f"a Read is a {type(request).__name__}")
         wait_ms = min(max(message.heartbeat_ms or HEARTBEAT_MS, LEAST_HEARTBEAT_MS), MOST_HEARTBEAT_MS)
         request = replace(request, wait_ms=wait_ms, max_bytes=min(request.max_bytes, self.limits.read_bytes))
-        caller = self._begin(call)
+        caller = await self._begin(call)
         try:
             await _Read(self, call, caller, request, wait_for_log=message.wait_for_log).run()
         except grpc.aio.InternalError:
@@ -227,10 +245,15 @@ class GrpcCalls:
 
     # ------------------------------------------------------------------------------------ what calls share
 
-    def _begin(self, call: Call) -> Caller:
+    async def _begin(self, call: Call) -> Caller:
+        """Return the caller that a call is; ends the call where its region is none."""
+        try:
+            region = region_of_call(call)
+        except CallerError as error:
+            await call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         self.under_way += 1
         self.idle.clear()
-        return Caller(peer_address(call), grpc=True)
+        return Caller(peer_address(call), grpc=True, region=region)
 
     def _end(self, caller: Caller) -> None:
         self.under_way -= 1

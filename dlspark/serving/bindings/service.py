@@ -30,7 +30,8 @@ class Caller:
     grpc: bool = False
     """True for one that speaks gRPC, and can be sent to proxies that speak nothing else."""
     region: str | None = None
-    """The region that it said it is in (`Handshake.region`); None where it said none. Nothing may be relied on it."""
+    """The region that it said it is in (`Handshake.region`; over gRPC metadata of each call); None where it said none.
+    Nothing may be relied on it."""
 
 
 class ProxyService(Protocol):

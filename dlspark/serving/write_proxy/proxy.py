@@ -188,6 +188,8 @@ class WriteProxy:
         self._service = service
         measured = self._measured(service, namespace) if host.has_page else service
         member = await host.serve(measured, grpc_limits(self._configuration))
+        if member.region is not None:
+            placement.use_region(member.region)
         follower = self._make_follower(service, member) if self._settings.follow_writers else None
         await host.watch(self._members_changed)
         # Last: clients are sent here as soon as the member is there.

@@ -100,7 +100,8 @@ class WriteProxyService:
         self._placement = placement
         self._on_fatal = on_fatal
         self.count_writer: Callable[[str, str | None], None] | None = None
-        """Called with the stream of each write, and the region of its client; None: nobody wants to know."""
+        """Called for each write on a stream that is served here, with its name and the client's region; None: nobody
+        wants to know."""
         self._leaving = False
         """True while streams are given up, one after the other: those that have not been reached are served."""
         self._rare = RareRequests(table, forwarder, placement, directory or ProxyDirectory(), max_request_bytes)
@@ -229,7 +230,8 @@ class WriteProxyService:
         except OverCapacityError:
             stream.forget_unused()  # names come from clients: a refused request must not leave a stream behind
             raise
-        if self.count_writer is not None:
+        # Names come from clients: a stream that is not open here, and perhaps never will be, is not counted.
+        if self.count_writer is not None and stream.state is StreamState.INITIALIZED:
             self.count_writer(request.stream, taken.caller.region)
 
     def _on_stream(self, taken: TakenRequest, request: _OnStream) -> None:

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 from helpers.serving.scripted_service import ScriptedService
-from helpers.virtual_time import virtual_time
+from helpers.virtual_time import VirtualTimeLoop, virtual_time
 from helpers.waiting import until
 from helpers.worlds.memory_network import PipeEnd, Pipes
 
@@ -364,6 +364,27 @@ async def test_who_asks_nothing_in_time_is_closed_and_who_asked_may_be_silent_fo
         assert not asking.closed
         await until(lambda: asking.closed, every_s=1)
         assert 60 <= loop.time() - began < 63
+
+
+@virtual_time
+async def test_time_in_which_the_process_did_not_run_is_not_held_against_its_clients():
+    async with World(first_request_ms=3_000, idle_ms=5_000) as world:
+        asking, silent, late = await world.client(), await world.client(), await world.client()
+        asking.send(1, Handshake())
+        await asking.answered(1)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        began = loop.time()
+        for _ in range(3):
+            loop.stand_still(20)
+            await asyncio.sleep(0.5)  # connections are looked at by now
+        assert not any(one.closed for one in (asking, silent, late))
+        late.send(1, Handshake())
+        await late.answered(1)
+        await until(lambda: silent.closed, every_s=0.1)
+        assert 60 < loop.time() - began < 65, "what it let pass itself counts"
+        await until(lambda: asking.closed, every_s=0.1)
+        assert 62 < loop.time() - began < 68
 
 
 @virtual_time

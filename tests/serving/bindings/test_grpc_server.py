@@ -62,14 +62,21 @@ class Client:
             "response_deserializer": method.response.FromString,
         }
 
-    async def call(self, name: str, message: Message, timeout: float | None = 30) -> object:
-        return await self.channel.unary_unary(f"/{SERVICE}/{name}", **self._codec(name))(message, timeout=timeout)
+    async def call(
+        self,
+        name: str,
+        message: Message,
+        timeout: float | None = 30,
+        metadata: grpc.aio.Metadata | None = None,
+    ) -> object:
+        call = self.channel.unary_unary(f"/{SERVICE}/{name}", **self._codec(name))
+        return await call(message, timeout=timeout, metadata=metadata)
 
-    def read(self, message: Message) -> grpc.aio.UnaryStreamCall:
-        return self.channel.unary_stream(f"/{SERVICE}/Read", **self._codec("Read"))(message)
+    def read(self, message: Message, metadata: grpc.aio.Metadata | None = None) -> grpc.aio.UnaryStreamCall:
+        return self.channel.unary_stream(f"/{SERVICE}/Read", **self._codec("Read"))(message, metadata=metadata)
 
-    def append(self) -> grpc.aio.StreamStreamCall:
-        return self.channel.stream_stream(f"/{SERVICE}/Append", **self._codec("Append"))()
+    def append(self, metadata: grpc.aio.Metadata | None = None) -> grpc.aio.StreamStreamCall:
+        return self.channel.stream_stream(f"/{SERVICE}/Append", **self._codec("Append"))(metadata=metadata)
 
 
 @dataclass
@@ -108,6 +115,27 @@ def write(*payloads: bytes, **fields: object) -> pb.WriteRequest:
 
 
 # ---------------------------------------------------------------------- single calls
+
+
+async def test_a_client_says_its_region_in_each_calls_metadata_and_the_name_of_none_is_refused():
+    async with world() as it:
+        for said, region in ({"dlspark-region": "eu"}, "eu"), ({"dlspark-region": ""}, None), ({"other": "us"}, None):
+            it.service.callers.clear()
+            metadata = grpc.aio.Metadata(*said.items())
+            await it.client.call("Write", write(), metadata=metadata)
+            append = it.client.append(metadata)
+            await append.write(write())
+            await append.read()
+            await append.done_writing()
+            read = it.client.read(pb.ReadRequest(stream="stream"), metadata)
+            await read.read()
+            read.cancel()
+            assert [one.region for one in it.service.callers[:3]] == [region] * 3
+        it.service.callers.clear()
+        with pytest.raises(grpc.aio.AioRpcError, match="not the name of a region") as caught:
+            await it.client.call("Write", write(), metadata=grpc.aio.Metadata(("dlspark-region", "a/b")))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert not it.service.callers
 
 
 async def test_every_unary_call_reaches_the_service_and_is_answered():
@@ -253,6 +281,9 @@ class NoCall:
 
     def peer(self) -> str:
         return "ipv4:10.0.0.1:1"
+
+    def invocation_metadata(self) -> None:
+        return None
 
     def time_remaining(self) -> None:
         return None

@@ -11,9 +11,10 @@ from helpers.waiting import until
 from test_homes import Regions, regions
 
 from dlspark.serving.client.client import AsyncClient
-from dlspark.serving.protocol.operations import AcceptStreams
+from dlspark.serving.protocol.operations import AcceptStreams, Refusal, WriteRecords
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 from dlspark.serving.write_proxy.tier.following import FollowRules, RequestCounts, follow
+from dlspark.serving.write_proxy.tier.writer_follower import MAX_COUNTED, WriterFollower
 from metadata.foundation.errors import CallerError
 
 RULES = FollowRules(percent=75, windows=3, least=10, stay_s=600)
@@ -193,6 +194,37 @@ async def test_where_the_other_region_does_not_take_it_it_stays_and_is_tried_aga
         await writers.until("us")
         await writers.stop()
         assert (await world.read("x"))[: len(writers.written) + 1] == [b"first", *writers.written]
+
+
+@virtual_time
+async def test_names_from_clients_are_counted_only_where_the_stream_is_served() -> None:
+    async with regions(each=1, **FOLLOWING) as world:
+        (near,), (far,) = world.of["eu"], world.of["us"]
+        client = await world.client("us")
+        await client.write("x", b"first")
+        follower, owner = near._follower, far._follower
+        assert follower is not None
+        assert owner is not None
+        for name in ("x", "no such/name", "x"):  # owned elsewhere, or never to be opened
+            refused = await world.tier.ask(near, WriteRecords(name, (b"1",)))
+            assert isinstance(refused, Refusal), name
+        assert follower._counts == {}
+        await client.write("x", b"second")
+        assert list(owner._counts) == ["x"]
+
+
+@virtual_time
+async def test_how_many_names_are_counted_in_a_window_is_bounded() -> None:
+    follower = WriterFollower(
+        "eu", RULES, 60.0, members=tuple, owned=tuple, hand_over=lambda stream, target: asyncio.sleep(0)
+    )
+    for number in range(MAX_COUNTED + 10):
+        follower.count(str(number), "us")
+    follower.count("0", "us")
+    assert len(follower._counts) == MAX_COUNTED
+    assert follower._counts["0"] == {None: 2}
+    await follower.look()
+    assert follower._counts == {}
 
 
 @virtual_time

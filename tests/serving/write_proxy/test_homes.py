@@ -214,3 +214,23 @@ def test_the_proxy_of_a_region_does_not_depend_on_those_of_others() -> None:
         assert chosen.region == "a"
         assert chosen == home_proxy(f"s{number}", members[:3], "a")
     assert home_proxy("s", members, "c") is None
+
+
+@virtual_time
+async def test_a_proxy_that_ends_hands_its_logs_over_within_its_region_while_another_runs_there() -> None:
+    async with regions() as world:
+        client = await world.client("eu")
+        streams = [f"s{number}" for number in range(12)]
+        for stream in streams:
+            await client.write(stream, b"1")
+        assert {world.region(stream) for stream in streams} == {"eu"}
+        first, second = world.of["eu"]
+        assert first.streams()
+        assert second.streams()
+        await first.stop()
+        assert sorted(second.streams()) == sorted(streams), "none went across, though a proxy of the region runs"
+        await second.stop()
+        assert {world.region(stream) for stream in streams} == {"us"}, "nobody else is left"
+        for stream in streams:
+            await client.write(stream, b"2")
+        assert await world.read(streams[0]) == [b"1", b"2"]

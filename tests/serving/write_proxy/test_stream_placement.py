@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember, proxy_member
 from dlspark.serving.routing.hosts import ProxyHost
+from dlspark.serving.routing.own_region import OwnRegionFirst
 from dlspark.serving.routing.ring import HostRing
 from dlspark.serving.write_proxy.tier.placement import (
     MAX_LOAD_BYTES,
@@ -136,6 +137,54 @@ def test_how_many_places_are_remembered_is_bounded() -> None:
     for number in range(MAX_PLACED + 10):
         made.place(str(number))
     assert len(made._placed) == MAX_PLACED
+
+
+def of_region(region: str | None, port: int, shard: int = -1) -> ProxyMember:
+    return proxy_member(ProxyEndpoint("127.0.0.1", port), shard, region=region)
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_proxy_that_knows_its_region_places_streams_there_as_its_clients_do(numbered: bool) -> None:
+    eu = [of_region("eu", 10 + number, number if numbered else -1) for number in range(3)]
+    us = [of_region("us", 20 + number, number if numbered else -1) for number in range(3)]
+    unsaid = of_region(None, 30)
+    made = placement(*eu, *us, unsaid)
+    made.use_region("eu")
+    streams = [f"s{number}" for number in range(200)]
+
+    def check(*members: ProxyMember) -> set[str | None]:
+        hosts = [ProxyHost(str(one.endpoint), one.shard, region=one.region) for one in members]
+        clients = OwnRegionFirst("eu", HostRing, hosts)
+        by_address = {str(one.endpoint): one.location for one in members}
+        placed = [made.place(stream) for stream in streams]
+        assert placed == [by_address[clients.pick(stream, 0.0) or ""] for stream in streams]
+        return set(placed)
+
+    def locations(*members: ProxyMember) -> set[str | None]:
+        return {one.location for one in members}
+
+    assert check(*eu, *us, unsaid) == locations(*eu)
+    made.use_members((*eu[1:], *us, unsaid))  # the first one ends: its streams stay in the region
+    assert check(*eu[1:], *us, unsaid) == locations(*eu[1:])
+    made.use_members((*us, unsaid))  # nobody is left there: of the others no number pushes another out
+    assert check(*us, unsaid) == locations(*us)
+    made.use_members((unsaid,))
+    assert check(unsaid) == locations(unsaid)
+    made.use_members((*us, *eu))
+    assert check(*us, *eu) == locations(*eu)
+
+
+def test_loads_do_not_place_a_stream_in_another_region() -> None:
+    near, nearer, far = of_region("eu", 1), of_region("eu", 2), of_region("us", 3)
+    made = placement(near, nearer, far)
+    made.use_region("eu")
+    without = {stream: made.place(stream) for stream in map(str, range(50))}
+    loads = (StreamLoad("a", 9),), (StreamLoad("b", 1),), tuple(StreamLoad(stream, 1) for stream in without)
+    made.use_loads(ServerLoad(str(one.endpoint), some) for one, some in zip((near, nearer, far), loads, strict=True))
+    assert (made.place("a"), made.place("b")) == (near.location, nearer.location)
+    assert {stream: made.place(stream) for stream in without} == without
+    made.use_members((far,))
+    assert {made.place("a"), made.place("0")} == {far.location}
 
 
 async def test_loads_are_written_down_read_and_watched() -> None:

@@ -8,6 +8,10 @@ appraised, gives the streams out, the heaviest first to the proxy with least, an
 watch that. A stream that is not in it goes to the proxy with the least load. Without such loads (they are switched off,
 or none were written yet) streams go by consistent hashing, as clients send them.
 
+A proxy that knows its region places streams in it, for as long as any proxy runs there: a log stays near its writers,
+and where `dlspark regions move` has put it. Loads count the proxies of all regions alike, so they decide there only
+about streams that they give to the region; others go by consistent hashing, as clients of that region send them.
+
 Fault model: loads are hints. They may be old, name proxies that are gone, come from two leaders at a time, or be
 damaged; a proxy that does not run is never named. The owner of a stream is decided by its lock alone.
 """
@@ -23,7 +27,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from dlspark.serving.process.membership import ProxyMember
-from dlspark.serving.routing.hosts import ProxyHost
+from dlspark.serving.routing.hosts import ProxyHost, Route
+from dlspark.serving.routing.own_region import OwnRegionFirst
 from dlspark.serving.routing.ring import HostRing
 from metadata.foundation.errors import CorruptDataError, NodeExistsError, NoNodeError
 from metadata.retry import repeat
@@ -177,27 +182,39 @@ class EqualLoads:
 
 
 class RingPlacement:
-    """Where does a stream belong, without loads? By consistent hashing, as clients do it, over the proxies that run."""
+    """Where does a stream belong, without loads? By consistent hashing, as clients do it, over the proxies that run;
+    as clients of the own region do it, where that is known."""
 
     def __init__(self) -> None:
-        self._ring = HostRing()
+        self._route: Route = HostRing()
+        self._members: tuple[ProxyMember, ...] = ()
         self._running: dict[str, str] = {}
         self._gone: frozenset[str] = frozenset()
 
+    def use_region(self, region: str) -> None:
+        """Place streams in this region, for as long as any proxy of it runs."""
+        # One ring a region: proxies of two regions that have the same number are both there.
+        self._route = OwnRegionFirst(region, HostRing)
+        self.use_members(self._members)
+
     def use_members(self, members: tuple[ProxyMember, ...]) -> None:
         """Note that these proxies run now; others are not named from here on."""
+        self._members = members
         self._running = {str(one.endpoint): one.location for one in members}
-        self._ring.update([ProxyHost(str(one.endpoint), one.shard) for one in members], 0.0)
-        self._gone = frozenset(self._ring.addresses()) - self._running.keys()
+        self._route.update([ProxyHost(str(one.endpoint), one.shard, region=one.region) for one in members], 0.0)
+        self._gone = frozenset(self._route.addresses()) - self._running.keys()
 
     def place(self, stream: str) -> str | None:
         """See `StreamPlacement`."""
-        address = self._ring.pick(stream, 0.0, self._gone)
+        address = self._route.pick(stream, 0.0, self._gone)
         return self._running[address] if address is not None else None
 
 
 class LeastLoadPlacement:
     """Where does a stream belong, by load? Where it was given; else at the proxy with least; else as `otherwise` says.
+
+    Among proxies of several regions, where the own one is known: at the proxy of this region to which it was given,
+    else as `otherwise` says.
 
     Args:
         otherwise: for as long as there are no loads.
@@ -208,6 +225,8 @@ class LeastLoadPlacement:
         self._otherwise = otherwise
         self._load_of = load_of
         self._loads: tuple[ServerLoad, ...] = ()
+        self._region: str | None = None
+        self._members: tuple[ProxyMember, ...] = ()
         self._running: dict[str, str] = {}
         self._given: dict[str, str] = {}
         self._order: list[tuple[int, str]] = []
@@ -224,10 +243,16 @@ class LeastLoadPlacement:
         loads = [one.load for one in self._loads]
         return max(loads) - min(loads) if loads else 0
 
+    def use_region(self, region: str) -> None:
+        """Place streams in this region, for as long as any proxy of it runs."""
+        self._region = region
+        self._otherwise.use_region(region)
+        self._begin()
+
     def use_members(self, members: tuple[ProxyMember, ...]) -> None:
         """Note that these proxies run now; others are not named from here on."""
         self._otherwise.use_members(members)
-        self._running = {str(one.endpoint): one.location for one in members}
+        self._members = members
         self._begin()
 
     def use_loads(self, loads: Iterable[ServerLoad]) -> None:
@@ -236,11 +261,16 @@ class LeastLoadPlacement:
         self._begin()
 
     def _begin(self) -> None:
+        near = [one for one in self._members if one.region == self._region] if self._region is not None else []
+        self._running = {str(one.endpoint): one.location for one in near or self._members}
         living = [one for one in self._loads if one.server in self._running]
         self._given = {stream.stream: one.server for one in living for stream in one.streams}
         loads = {one.server: one.load for one in living}
         # A proxy that came since the loads were computed has none yet: it is where least is.
         self._order = [(loads.get(server, 0), server) for server in sorted(self._running)] if living else []
+        if self._region is not None and any(one.region != self._region for one in self._members):
+            # A stream that was given to another region must go where all of this one, and its clients, look for it.
+            self._order = []
         heapq.heapify(self._order)
         self._placed.clear()
 

@@ -28,6 +28,9 @@ from metadata.foundation.tasks import end_tasks
 
 _LOG: Final = logging.getLogger(__name__)
 
+MAX_COUNTED: Final = 100_000
+"""Logs that are counted in one window; others, which came and went since it began, stay where they are."""
+
 
 class OwnedStream(Protocol):
     """A stream from the moment at which this proxy owns it until it does not any more; another object the next time."""
@@ -79,9 +82,11 @@ class WriterFollower:
         self._task: asyncio.Task[None] | None = None
 
     def count(self, stream: str, region: str | None) -> None:
-        """Note a request on a stream of this proxy, by the region of its client."""
+        """Note a request on a stream that is served here, by the region of its client."""
         counts = self._counts.get(stream)
         if counts is None:
+            if len(self._counts) >= MAX_COUNTED:
+                return
             counts = self._counts[stream] = {}
         known = region if region in self._regions else None
         counts[known] = counts.get(known, 0) + 1
