@@ -175,11 +175,15 @@ class RegionAwarePlacement(PlacementPolicy):
         def verdict(bookies: Sequence[str]) -> Adherence:
             return adherence_over_regions(bookies, rack_of, write_quorum, ack_quorum, rules)
 
-        found = fewest_moves(ensemble, order, rack_of, self.racks.region_of, verdict)
-        if isinstance(found, PlacementRefusal) and rules.enforce_racks:
-            found = fewest_moves(
-                ensemble, order, rack_of, rack_of, verdict
-            )  # racks within a region may be what is wrong
+        # Where no number of regions is demanded it is by racks that an ensemble fails, and another rack of the same
+        # region may do; where one is, racks within a region may be what is wrong only if they are enforced.
+        domains: list[Callable[[str], str | None]] = [self.racks.region_of]
+        if rules.enforce_racks or not rules.enforced:
+            domains.insert(len(domains) if rules.enforced else 0, rack_of)
+        for domain_of in domains:
+            found = fewest_moves(ensemble, order, rack_of, domain_of, verdict)
+            if not isinstance(found, PlacementRefusal):
+                return found
         return made(found)
 
     async def allows(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> bool:
