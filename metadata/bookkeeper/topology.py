@@ -17,6 +17,7 @@ import random
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -214,8 +215,9 @@ class TopologyStore:
 
     async def _change(self, change: Callable[[Topology], Topology]) -> bool:
         for attempt in range(_MAX_TRIES):
+            tries: list[Topology] = []
             try:
-                return await repeat(self._store, lambda: self._try_change(change))
+                return await repeat(self._store, partial(self._try_change, change, tries))
             except (BadVersionError, NodeExistsError, NoNodeError):
                 # Another process changed it between our look and our write: all of a cluster's nodes may start at once.
                 await asyncio.sleep(self._rng.uniform(0, min(0.01 * (attempt + 1), _MAX_PAUSE_S)))
@@ -225,12 +227,14 @@ class TopologyStore:
             advice="Try again; where this goes on, look for a node that restarts again and again",
         )
 
-    async def _try_change(self, change: Callable[[Topology], Topology]) -> bool:
+    async def _try_change(self, change: Callable[[Topology], Topology], tries: list[Topology]) -> bool:
+        """Make the change once; `tries` has what was tried before in vain, or without an answer."""
         now = await self._read(None)
         wanted = change(now)
         if wanted == now:
-            return False
+            return bool(tries)  # found done after a lost answer: by us
         if now.version >= 0:
+            tries.append(wanted)
             await self._store.put(self._path, wanted.encode(), now.version)
             return True
         # A root made here would look like a cluster to Apache BookKeeper, which then refuses to initialise one.
@@ -238,5 +242,6 @@ class TopologyStore:
             raise CallerError(
                 "no BookKeeper cluster is initialised here", path=self._root, advice="Check the ledgers path"
             )
+        tries.append(wanted)
         await self._store.create(self._path, wanted.encode(), make_parents=True)
         return True

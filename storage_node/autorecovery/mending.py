@@ -50,8 +50,8 @@ class PlacementMender:
     async def mend(self, ledger: Inspection, still_locked: Callable[[], bool]) -> bool:
         """Move what can be moved of a ledger that lacks no copy; returns whether its metadata changed.
 
-        Raises NoNodeError where it was deleted, and the metadata store's errors; what else kept a fragment from being
-        mended is reported.
+        Raises NoNodeError where it was deleted, the metadata store's errors, and what came once the lock was lost; what
+        else kept a fragment from being mended is reported.
         """
         if not self._enabled or not ledger.metadata.is_closed or ledger.bad:
             return False
@@ -63,6 +63,8 @@ class PlacementMender:
             except (*METADATA_AWAY, NoNodeError, InvariantViolation):
                 raise
             except DistributedLogError as error:
+                if not still_locked():
+                    raise  # the others could not be entered either, after all of their copies were made
                 self._report(ledger.ledger_id, fragment, error)
         return changed
 

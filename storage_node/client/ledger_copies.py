@@ -105,6 +105,7 @@ class LedgerCopies:
             last_resort=True,
             write_quorum=self._write_quorum,
             ack_quorum=self._ack_quorum,
+            restoring=True,
         )
         return await self._context.placements.of(self._metadata).replacements(wanted)
 

@@ -77,8 +77,9 @@ async def _spread(context: ClientContext, ledger_id: int, metadata: LedgerMetada
 
     A bookie whose location is not known proves nothing: where the others do not suffice it is asked for again, and then
     the recovery is refused, for entries that are acknowledged in one region would be lost with it. Where all are known
-    and the last ensemble cannot keep the rule (another client placed it, or its bookies have moved) nothing is asked:
-    no number of acknowledgements would be enough, and the ledger could never be closed.
+    and the last ensemble cannot keep the rule (a client that asks less placed it, or its bookies have moved) as many
+    domains are asked as each of its write sets spans; with one of them nothing: no number of acknowledgements would be
+    enough, and the ledger could never be closed.
     """
     rule, settings = rule_of(metadata), context.settings.placement
     counts = settings.enforce_min_num_fault_domains_for_write if rule is None else rule.by_acknowledgements
@@ -100,6 +101,20 @@ async def _spread(context: ClientContext, ledger_id: int, metadata: LedgerMetada
             "ledger %d waits to be recovered: it is not known where %s lie", ledger_id, ", ".join(sorted(unlocated))
         )
         await asyncio.sleep(pause_s)
+    # Less than these settings ask, yet no less than the ledger's own rule where its ensemble keeps that: entries that
+    # were acknowledged in two regions must not be closed on copies in one. What is asked of a write set is never more
+    # than its size, so that a smaller size is a weaker demand.
+    for most in range(write_quorum - 1, 1, -1):
+        weaker = partial(placement.spans_fault_domains, write_quorum=most)
+        if all(map(weaker, write_sets)):
+            logger.warning(
+                "ledger %d is recovered with entries counted in %d racks or regions: its ensemble %s is in too few for "
+                "what is asked here",
+                ledger_id,
+                most,
+                ", ".join(bookies),
+            )
+            return weaker
     logger.warning(
         "ledger %d is recovered without enforceMinNumFaultDomainsForWrite: its ensemble %s is in too few racks or "
         "regions",

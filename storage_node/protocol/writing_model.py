@@ -140,6 +140,8 @@ class PickReplacements:
     """The ones of `excluded` that can never be picked: they hold what others wrote under the ledger's id."""
     ack_quorum: int = 1
     """The ledger's: as many members of a write set in too few regions could lose an acknowledged entry."""
+    restoring: bool = False
+    """Copies that were lost are made anew: without a replacement the ledger goes on with fewer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,8 @@ class BookieSettings:
         "",
         "networkLocation",
         "Where the node is, `/region/rack` or `/rack`: it says so in metadata when it starts, for clients with "
-        "reppDnsResolverClass=announced. Empty: it says nothing, and what it said before is removed",
+        "reppDnsResolverClass=announced. Empty: it says nothing, and what it said before stays until the node is "
+        "decommissioned",
         own=True,
     )
 

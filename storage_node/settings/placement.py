@@ -112,7 +112,8 @@ class PlacementSettings:
         TEXT,
         "",
         "networkTopologyScriptFileName",
-        "Program that is given addresses as arguments and prints one location for each. Empty: one rack for all",
+        "Program that is given addresses as arguments and prints one location for each. Empty: bookies are where they "
+        "announce to be, and the others in one rack",
     )
     network_topology_script_number_args: int = setting(
         WHOLE,

@@ -6,7 +6,8 @@ called by its name, since no other machine could use that address.
 
 Location. What `networkLocation` says is noted in metadata (docs/reference/znodes.md#topology) before the node is
 registered, and stays there while it is away. A node that came back elsewhere changes it; not while another process is
-registered as this node: then it is where that one is.
+registered as this node: then it is where that one is. A node that says nothing leaves what is noted: a recovery may
+need to know where its copies are. It goes when the node is taken out for good (`tools.cluster`).
 
 Mode (docs/reference/node-files.md#bookie_status). Where `persistBookieStatusEnabled` is on, `BOOKIE_STATUS` lies in
 every ledger directory, one line as BookKeeper writes it: `1,READ_ONLY,<milliseconds>` or `1,READ_WRITE,<milliseconds>`.
@@ -89,8 +90,8 @@ logger = logging.getLogger(__name__)
 async def announce_location(
     topology: TopologyStore, registry: BookieRegistry, bookie_id: str, location: str | None
 ) -> None:
-    """Note where the node is; None: it does not say. Raises NodeExistsError where another process is registered as this
-    node, CorruptDataError, and the metadata store's errors."""
+    """Note where the node is; None: it does not say, and what is noted stays. Raises NodeExistsError where another
+    process is registered as this node, CorruptDataError, and the metadata store's errors."""
     try:
         known = await topology.read()
     except CorruptDataError as error:
@@ -100,6 +101,16 @@ async def announce_location(
         return
     former = known.location_of(bookie_id)
     if former == location:
+        return
+    if location is None:
+        # A file without the line (an older one, a new image) does not mean that the node has no place: taken out here,
+        # open ledgers whose entries count by regions could not be recovered while it is not known where it lies.
+        logger.warning(
+            "bookie %s: networkLocation is not set; in metadata it stays at %s, which it announced before. Set it, or "
+            "copies are placed by what may be wrong if the node was moved",
+            bookie_id,
+            former,
+        )
         return
     # Directories that were copied pass the check of the cookie: what a living node has announced is not changed.
     await registry.outlast_predecessor(bookie_id)

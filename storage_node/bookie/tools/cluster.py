@@ -92,21 +92,35 @@ class Cluster:
                 advice="Stop it, and wait for its session to end; nothing was done",
             )
 
-    async def delete_cookie(self, bookie_id: str, *, force: bool = False) -> None:
-        """Delete the bookie's cookie and its location. Raises CallerError while it runs, StillReferredToError while it
-        is needed, CorruptDataError where the locations cannot be read."""
+    async def delete_cookie(self, bookie_id: str, *, force: bool = False) -> bool:
+        """Delete the bookie's cookie, and its location unless ledgers name it; returns False where a location is kept
+        for that. Once they do not, it can be called again: without a cookie it then removes the location.
+
+        Raises CallerError while it runs, and where there is nothing to delete; StillReferredToError while it is needed,
+        CorruptDataError where the locations cannot be read.
+        """
         found = await self.registry.read_cookie(bookie_id)
-        if found is None:
+        location = (await self._topology.read()).location_of(bookie_id)
+        if found is None and location is None:
             raise CallerError("the bookie has no cookie", node=bookie_id)
         await self.check_stopped(bookie_id)
-        if not force:
+        try:
             await self.check_unused(bookie_id)
-        await self._forget(bookie_id, found.version)
+        except StillReferredToError:
+            if found is None or not force:
+                raise
+            # Where its copies lie is needed most when it does not come back: without it a recovery of an open ledger
+            # whose entries count by regions is refused, and nobody could announce it any more.
+            await self.registry.delete_cookie(bookie_id, found.version)
+            return location is None
+        await self._forget(bookie_id, None if found is None else found.version)
+        return True
 
-    async def _forget(self, bookie_id: str, version: int) -> None:
+    async def _forget(self, bookie_id: str, version: int | None) -> None:
         # The location first: after a crash in between, the cookie that is still there lets the operator do it again.
         await self._topology.announce(bookie_id, None)
-        await self.registry.delete_cookie(bookie_id, version)
+        if version is not None:
+            await self.registry.delete_cookie(bookie_id, version)
 
     async def check_unused(self, bookie_id: str) -> None:
         """Raise StillReferredToError if a ledger names the bookie."""

@@ -172,11 +172,16 @@ def cookie_list(conf: Path) -> ToolReport:
 
 
 def cookie_delete(conf: Path, bookie_id: str | None, *, force: bool) -> ToolReport:
-    """Remove a bookie's cookie; refused while a ledger names it, unless forced."""
+    """Remove a bookie's cookie, and its location; refused while a ledger names it. Forced, the location stays then."""
     settings = _settings(conf)
     name = _own_id(settings, bookie_id)
-    _in_cluster(settings, lambda cluster: cluster.delete_cookie(name, force=force))
-    return ToolReport({"bookie_id": name}, [f"the cookie of {name} was removed"])
+    whole = _in_cluster(settings, lambda cluster: cluster.delete_cookie(name, force=force))
+    lines = [f"the cookie of {name} was removed"]
+    if not whole:
+        lines.append(
+            "its location is kept, because ledgers name it: recovery and repair need it. Delete again once none does"
+        )
+    return ToolReport({"bookie_id": name, "location_kept": not whole}, lines)
 
 
 def limbo(conf: Path, *, clear: bool, mark: bool) -> ToolReport:

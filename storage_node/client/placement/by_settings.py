@@ -100,9 +100,12 @@ def make_racks(
     resolver: RackResolver | None = None,
     topology: TopologyStore | None = None,
 ) -> RackMap:
-    """Return what knows where bookies are: by `resolver`, if given, else as the settings say. Raises CallerError."""
+    """Return what knows where bookies are: by `resolver`, if given, else as the settings say; where they name no source
+    at all, by what bookies announce. Raises CallerError."""
     region = said_region(settings.region)
-    if resolver is None and settings.resolver == "announced" and topology is not None:
+    # Auto-recovery with a file that says nothing of locations keeps the rules of ledgers that others have placed.
+    unnamed = settings.resolver == "script" and not settings.network_topology_script_file_name
+    if resolver is None and (unnamed or settings.resolver == "announced") and topology is not None:
         return AnnouncedRacks(topology, timer, region)
     return RackMap(resolver or resolver_of(settings), timer, region)
 

@@ -104,6 +104,8 @@ class RegionAwarePlacement(PlacementPolicy):
         self._turn: int | None = None
         self._rules = RegionRules()  # as they were read last: a replacement is picked by the newest there are
         self._said: frozenset[str] = frozenset()
+        self.unlocated_copies = 0
+        """Replacements, for copies that were lost, by bookies whose regions this process has no way to know."""
         self.anomalous_ensembles = 0
         """Replacements made in ensembles that were against the rule before; upstream's region_aware_anomalous_ensemble.
         """
@@ -173,11 +175,15 @@ class RegionAwarePlacement(PlacementPolicy):
         def verdict(bookies: Sequence[str]) -> Adherence:
             return adherence_over_regions(bookies, rack_of, write_quorum, ack_quorum, rules)
 
-        found = fewest_moves(ensemble, order, rack_of, self.racks.region_of, verdict)
-        if isinstance(found, PlacementRefusal) and rules.enforce_racks:
-            found = fewest_moves(
-                ensemble, order, rack_of, rack_of, verdict
-            )  # racks within a region may be what is wrong
+        # Where no number of regions is demanded it is by racks that an ensemble fails, and another rack of the same
+        # region may do; where one is, racks within a region may be what is wrong only if they are enforced.
+        domains: list[Callable[[str], str | None]] = [self.racks.region_of]
+        if rules.enforce_racks or not rules.enforced:
+            domains.insert(len(domains) if rules.enforced else 0, rack_of)
+        for domain_of in domains:
+            found = fewest_moves(ensemble, order, rack_of, domain_of, verdict)
+            if not isinstance(found, PlacementRefusal):
+                return found
         return made(found)
 
     async def allows(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> bool:
@@ -281,8 +287,33 @@ class RegionAwarePlacement(PlacementPolicy):
                         self._note_anomaly(wanted)
                     return found.bookie
                 refusal = found
+        if wanted.restoring and self._knows_no_region(present):
+            found_by_racks = self._by_racks.pick(wanted, index, picked, stages)
+            if found_by_racks is not None:
+                self._note_unlocated(wanted.bookies[index], found_by_racks)
+                return found_by_racks
         _LOG.warning("%s keeps its place in an ensemble: %s", wanted.bookies[index], refusal.reason)
         return None
+
+    def _knows_no_region(self, bookies: Sequence[str]) -> bool:
+        """Return whether this process has no source of regions for a rule that is only the ledger's.
+
+        Then it could never restore a copy, and a second loss would lose what one more copy anywhere would have saved;
+        the copy that it replaces is lost, none is taken away for it. Not so where a look-up has failed, or where the
+        regions of some are known (it is refused, and tried again), nor where these settings demand regions themselves.
+        """
+        located = any(self.racks.region_of(bookie) is not None for bookie in bookies)
+        return not located and self.racks.error is None and rule_of_settings(self._settings) is None
+
+    def _note_unlocated(self, lost: str, bookie: str) -> None:
+        self.unlocated_copies += 1
+        _LOG.warning(
+            "%s takes the place of %s, though a rule over regions holds for that ledger and this process knows the "
+            "region of no storage node: its copies may lie in too few regions. Have nodes announce where they are "
+            "(networkLocation), or set reppDnsResolverClass here; a check of placement finds such ledgers then",
+            bookie,
+            lost,
+        )
 
     def _note_anomaly(self, wanted: PickReplacements) -> None:
         self.anomalous_ensembles += 1

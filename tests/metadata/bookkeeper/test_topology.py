@@ -118,8 +118,8 @@ async def test_an_announcement_survives_lost_requests_and_answers(fault: Fault, 
 
     tree.inject = inject
     faults.append(fault)
-    await topology.announce("10.0.0.1:3181", "/eu/r1")
-    await topology.disallow("eu")
+    assert await topology.announce("10.0.0.1:3181", "/eu/r1"), "news, also where it is found done after a lost answer"
+    assert await topology.disallow("eu")
     assert not faults, "it was met"
     found = await topology.read()
     assert dict(found.nodes) == {"10.0.0.1:3181": "/eu/r1"}

@@ -12,6 +12,8 @@ import pytest
 from helpers.virtual_time import virtual_time
 from helpers.worlds.recovery_world import QUICK, RecoveryWorld
 
+from metadata.bookkeeper.ledger_metadata import Ensemble
+from metadata.foundation.errors import NotAppliedError
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.client.placement import by_settings
 from storage_node.client.placement.racks import StaticResolver
@@ -21,7 +23,11 @@ from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.files import NodeFile
 from storage_node.settings.placement import PlacementSettings
 
-OVER_REGIONS = PlacementSettings(ensemble_placement_policy="regionaware", enforce_min_num_fault_domains_for_write=True)
+OVER_REGIONS = PlacementSettings(
+    ensemble_placement_policy="regionaware",
+    enforce_min_num_fault_domains_for_write=True,
+    network_topology_script_file_name="places",  # no such program: `Places` stands for it
+)
 MENDING = replace(
     QUICK,
     repair_placement=True,
@@ -274,6 +280,24 @@ async def test_ensembles_that_another_has_changed_meanwhile_are_left_alone(
         assert "the moves were not entered" in recovery.worker.mender.unmended[ledger_id]
         assert await world.regions_of(ledger_id) == [{"eu"}]
         await world.assert_whole(ledger_id, 3)
+
+
+@virtual_time
+async def test_once_the_lock_is_lost_no_further_fragment_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Misplaced(monkeypatch, {"eu": 3, "us": 2}) as world:
+        ledger_id = await world.in_one_region(20)
+        current = await world.ledgers.read(ledger_id)
+        bookies = current.value.last_ensemble.bookies
+        halves = replace(current.value, ensembles=(Ensemble(0, bookies), Ensemble(10, bookies)))
+        await world.ledgers.write(ledger_id, halves, current.version)
+        recovery = await world.recover("r1", replace(MENDING, periodic_placement_check_interval_s=0))
+        found = await recovery.worker._checker.inspect(ledger_id)
+        with pytest.raises(NotAppliedError, match="session that held the ledger's lock has ended"):
+            await recovery.worker.mender.mend(found, lambda: False)
+        stored = [world.bookies[name].ledgers.get(ledger_id) for name in world.bookies if world.region[name] == "us"]
+        assert [len(one.entries) for one in stored if one is not None] == [10], "of the first fragment"
+        assert not recovery.worker.mender.unmended
+        assert (await world.metadata(ledger_id)).ensembles == halves.ensembles
 
 
 class LoopClock(SystemClock):

@@ -42,7 +42,10 @@ DIGEST_BYTES = 40
 AWAY_S = 3_600
 SEGMENT_S = 300
 LISTED = PlacementSettings(
-    ensemble_placement_policy="regionaware", repp_regions_to_write=";".join(REGIONS), region=HOME
+    ensemble_placement_policy="regionaware",
+    repp_regions_to_write=";".join(REGIONS),
+    region=HOME,
+    network_topology_script_file_name="places",  # no such program: PLACES stand for it
 )
 
 

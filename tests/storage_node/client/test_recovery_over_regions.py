@@ -134,3 +134,26 @@ async def test_a_ledger_that_is_known_to_lie_in_one_region_is_recovered_all_the_
         cluster.places.update(dict.fromkeys(cluster.places, "/eu/r1"))
         reader = await client.open(writer.ledger_id, recover=True)
         assert [entry.payload for entry in await reader.read(0, 0)] == [b"first"]
+
+
+@pytest.mark.parametrize("ruled", [True, False])
+@virtual_time
+async def test_a_recoverer_that_asks_for_more_regions_than_there_are_asks_for_those_that_there_are(ruled: bool) -> None:
+    """Else entries that were acknowledged in two regions would be closed on copies in one."""
+    async with TwoRegions() as cluster:
+        writer, alone = await cluster.written()
+        if not ruled:
+            found = await cluster.ledgers.read(writer.ledger_id)
+            await cluster.ledgers.write(writer.ledger_id, replace(found.value, custom={}), found.version)
+        stronger = replace(COUNTED, repp_minimum_regions_for_durability=3)
+        client = cluster.counting_client(placement=stronger)
+        recovering = asyncio.ensure_future(client.open(writer.ledger_id, recover=True))
+        await cluster.settle(20)
+        assert not recovering.done(), "both acknowledgements come from one region"
+        cluster.bookies[alone].mute = False
+        cluster.bookies[alone].kill()
+        await recovering
+        closed = (await cluster.ledgers.read(writer.ledger_id)).value
+        spread = {cluster.places[bookie].split("/")[1] for bookie in closed.last_ensemble.bookies}
+        assert closed.is_closed
+        assert spread == {"eu", "us"}

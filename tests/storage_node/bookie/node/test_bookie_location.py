@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,11 +11,13 @@ from helpers.bookie.harness import BookieCluster
 from helpers.waiting import until
 
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.bookkeeper.topology import Topology, TopologyStore
-from metadata.foundation.errors import CorruptDataError, NodeExistsError
+from metadata.foundation.errors import CallerError, CorruptDataError, NodeExistsError
 from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.node.identity import announce_location
-from storage_node.bookie.tools.cluster import Cluster
+from storage_node.bookie.tools.cluster import Cluster, StillReferredToError
 from storage_node.errors import BookieConfigurationError
 
 
@@ -31,7 +34,10 @@ def topology(store: MemoryStore) -> TopologyStore:
 
 
 async def test_a_location_is_there_before_the_registration_and_stays_while_the_node_is_away(
-    cluster: BookieCluster, topology: TopologyStore, monkeypatch: pytest.MonkeyPatch
+    cluster: BookieCluster,
+    topology: TopologyStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen: list[str | None] = []
     register = BookieRegistry.register
@@ -51,8 +57,12 @@ async def test_a_location_is_there_before_the_registration_and_stays_while_the_n
     assert seen[-1] == "/ap/r9", "it came back elsewhere"
     assert dict((await topology.read()).nodes) == {"a": "/ap/r9", "b": "/us/r1"}
     await cluster.stop(bookie)
-    await cluster.start()
-    assert dict((await topology.read()).nodes) == {"b": "/us/r1"}, "it does not say any more"
+    with caplog.at_level(logging.WARNING):
+        await cluster.start()
+    assert dict((await topology.read()).nodes) == {"a": "/ap/r9", "b": "/us/r1"}, (
+        "it says nothing, and takes back nothing"
+    )
+    assert "networkLocation is not set; in metadata it stays at /ap/r9" in caplog.text
 
 
 async def test_nodes_without_a_location_make_no_znode(cluster: BookieCluster, topology: TopologyStore) -> None:
@@ -69,8 +79,7 @@ async def test_what_a_living_node_announced_is_not_changed_by_another_process(
     registry = BookieRegistry(twin, predecessor_timeout_ms=1)
     with pytest.raises(NodeExistsError, match=r"another session .* second bookie running under the same id"):
         await announce_location(TopologyStore(twin), registry, "a", "/us/r1")
-    with pytest.raises(NodeExistsError):
-        await announce_location(TopologyStore(twin), registry, "a", None)
+    await announce_location(TopologyStore(twin), registry, "a", None)  # nothing is said, so nothing changes
     assert (await topology.read()).location_of("a") == "/eu/r1"
     await announce_location(TopologyStore(twin), registry, "a", "/eu/r1")  # nothing to change: `register` refuses it
     await twin.close()
@@ -124,3 +133,23 @@ async def test_the_location_goes_with_the_cookie(
     await topology.announce("c", None)
     await tools.delete_cookie("c")
     assert await tools.cookies() == []
+
+
+async def test_a_forced_deletion_keeps_the_location_while_a_ledger_names_the_node(
+    cluster: BookieCluster, store: MemoryStore, topology: TopologyStore
+) -> None:
+    """Recovery of that ledger counts its entries by regions, and the node is gone for good: nobody says it again."""
+    tools = Cluster(store, "/ledgers")
+    await cluster.stop(await cluster.start("a", network_location="/us/r1"))
+    await LedgerStore(store).create(3, LedgerMetadata(2, 2, 2, (Ensemble(0, ("a", "b")),)))
+    assert not await tools.delete_cookie("a", force=True)
+    assert await tools.cookies() == []
+    assert (await topology.read()).location_of("a") == "/us/r1"
+    for force in (False, True):
+        with pytest.raises(StillReferredToError, match="1 ledger still names"):
+            await tools.delete_cookie("a", force=force)
+    await LedgerStore(store).delete(3)
+    assert await tools.delete_cookie("a")
+    assert (await topology.read()).location_of("a") is None
+    with pytest.raises(CallerError, match="no cookie"):
+        await tools.delete_cookie("a")

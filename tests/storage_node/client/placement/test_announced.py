@@ -22,6 +22,7 @@ from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 from storage_node.client.client import LedgerClient
 from storage_node.client.placement.announced import AnnouncedRacks
+from storage_node.client.placement.ledger_rules import CUSTOM_KEY, rule_of_settings
 from storage_node.client.placement.region_policy import RegionSwitches
 from storage_node.errors import NotEnoughBookiesError
 from storage_node.settings.placement import PlacementSettings
@@ -277,3 +278,33 @@ async def test_auto_recovery_copies_into_the_lost_node_s_region_and_never_into_a
         found = await repaired_in(of_eu[1], ledgers)
         assert found
         assert "eu" not in found
+
+
+@pytest.mark.parametrize("announced", [True, False])
+@virtual_time
+async def test_auto_recovery_with_a_default_file_restores_ledgers_that_carry_a_rule(announced: bool) -> None:
+    """By where nodes announce to be; where they do not, anywhere: one copy less would be worse."""
+    async with RecoveryWorld(9) as cluster:
+        topology = TopologyStore(cluster.store)
+        places = {name: REGIONS[number % 3] for number, name in enumerate(cluster.bookies)}
+        for name, region in places.items():
+            if announced:
+                await topology.announce(name, f"/{region}/{name[:2]}")
+        ledgers = [await cluster.closed(5) for _ in range(6)]
+        rule = rule_of_settings(COUNTED)
+        assert rule is not None
+        for ledger_id in ledgers:
+            found = await cluster.ledgers.read(ledger_id)
+            ruled = replace(found.value, custom={CUSTOM_KEY: rule.encode()})
+            await cluster.ledgers.write(ledger_id, ruled, found.version)
+        before = {n: (await cluster.metadata(n)).ensembles[0].bookies for n in ledgers}
+        lost = before[ledgers[0]][1]
+        held = [n for n in ledgers if lost in before[n]]
+        await cluster.recover()
+        await cluster.lose(lost)
+        await cluster.until_marked(held)
+        await cluster.until_repaired()
+        for ledger_id in held:
+            after = (await cluster.assert_whole(ledger_id, 5)).ensembles[0].bookies
+            (new,) = set(after) - set(before[ledger_id])
+            assert not announced or places[new] == places[lost]

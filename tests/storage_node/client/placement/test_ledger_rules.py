@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -22,8 +23,9 @@ from storage_node.client.placement.ledger_rules import (
     rule_of_settings,
 )
 from storage_node.client.placement.racks import StaticResolver
-from storage_node.client.placement.region_policy import RegionSwitches
+from storage_node.client.placement.region_policy import RegionAwarePlacement, RegionSwitches
 from storage_node.errors import LedgerRecoveryError, RackResolutionError
+from storage_node.protocol.writing_model import PickReplacements
 from storage_node.settings.client import ClientSettings
 from storage_node.settings.placement import PlacementSettings
 
@@ -41,6 +43,13 @@ RULE = LedgerRule(2, True, True, ())
 def metadata(data: bytes | None) -> LedgerMetadata:
     custom = {} if data is None else {CUSTOM_KEY: data}
     return LedgerMetadata(3, 3, 2, (Ensemble(0, ("a", "b", "c")),), custom=custom)
+
+
+class Failing(StaticResolver):
+    """A script that fails."""
+
+    async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
+        raise RackResolutionError("the topology script ended with status 1")
 
 
 class Regions(ModelCluster):
@@ -159,8 +168,55 @@ async def test_replacements_keep_the_ledger_s_rule_by_any_settings(placement: Pl
         for _ in range(10):
             picked = await cluster.by(placement).copies(writer.ledger_id, closed).replacements(ensemble, [index])
             assert [cluster.region[bookie] for bookie in picked.values()] == [home]
-        blind = cluster.by(placement, known=False).copies(writer.ledger_id, closed)
-        assert await blind.replacements(ensemble, [index]) == {}, "nothing is placed where places are not known"
+
+
+@virtual_time
+async def test_a_lost_copy_is_restored_by_a_process_that_knows_no_region_at_all_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Regions(3, 2) as cluster:
+        writer = await cluster.by(COUNTED).create()
+        await writer.add(b"first")
+        await writer.close()
+        closed = (await cluster.ledgers.read(writer.ledger_id)).value
+        ensemble = closed.last_ensemble.bookies
+        for placement in WEAK:
+            caplog.clear()
+            client = cluster.by(placement, known=False)
+            picked = await client.copies(writer.ledger_id, closed).replacements(ensemble, [1])
+            assert set(picked) == {1}
+            assert not set(picked.values()) & set(ensemble)
+            assert f"{picked[1]} takes the place of {ensemble[1]}, though a rule over regions holds" in caplog.text
+            policy = client._use().placements.of(closed)
+            assert isinstance(policy, RegionAwarePlacement)
+            assert policy.unlocated_copies == 1
+        for demanding in (COUNTED, LISTED):  # these settings demand regions themselves
+            blind = cluster.by(demanding, known=False).copies(writer.ledger_id, closed)
+            assert await blind.replacements(ensemble, [1]) == {}
+
+
+@virtual_time
+async def test_a_lost_copy_is_not_restored_blindly_where_some_regions_are_known_or_a_look_up_fails() -> None:
+    async with Regions(3, 2) as cluster:
+        writer = await cluster.by(COUNTED).create()
+        await writer.add(b"first")
+        await writer.close()
+        closed = (await cluster.ledgers.read(writer.ledger_id)).value
+        ensemble = closed.last_ensemble.bookies
+        for table, failing in ({ensemble[0]: "/eu/r1"}, False), ({}, True):
+            client = cluster.by(PlacementSettings(), known=False)
+            client._racks = Failing(table) if failing else StaticResolver(table)
+            assert await client.copies(writer.ledger_id, closed).replacements(ensemble, [1]) == {}
+
+
+@virtual_time
+async def test_a_writer_places_nothing_where_no_region_is_known() -> None:
+    async with Regions(3, 2) as cluster:
+        made = (await cluster.by(COUNTED).create()).metadata
+        ensemble = made.last_ensemble.bookies
+        wanted = PickReplacements(ensemble, (1,), frozenset(ensemble), True, made.write_quorum, ack_quorum=2)
+        blind = cluster.by(PlacementSettings(), known=False)._use().placements.of(made)
+        assert await blind.replacements(wanted) == {}
 
 
 @pytest.mark.parametrize("placement", WEAK)

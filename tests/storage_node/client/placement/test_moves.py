@@ -17,6 +17,7 @@ from storage_node.client.placement.policies import RackAwarePlacement, UniformPl
 from storage_node.client.placement.racks import RackMap, StaticResolver
 from storage_node.client.placement.regions import PlacementRefusal
 from storage_node.errors import NotEnoughBookiesError, RackResolutionError
+from storage_node.settings.placement import PlacementSettings
 
 SPACE = {"e": 4, "u": 3, "a": 3}
 
@@ -97,6 +98,16 @@ async def test_racks_are_mended_too_and_the_uniform_policy_has_nothing_to_mend()
     with pytest.raises(NotEnoughBookiesError):
         await aware.moves(names("a0", "a1", "a2"), 3, 2)
     assert await UniformPlacement(candidates, **times).moves(names("a0", "a1", "a2"), 3, 2) == {}
+
+
+async def test_without_a_demand_copies_in_one_rack_are_moved_to_another_rack_of_their_region():
+    world = World({"e": 5}, PlacementSettings(ensemble_placement_policy="regionaware"))
+    world.resolver.table.update({"e0": "/eu/r1", "e1": "/eu/r1", "e2": "/eu/r1", "e3": "/eu/r1", "e4": "/eu/r2"})
+    members = names("e0", "e1", "e2")
+    assert await world.policy.judge(members, 3, 2) is Adherence.FAIL
+    moves = await world.policy.moves(members, 3, 2)
+    assert list(moves.values()) == ["e4:1"]
+    assert await world.policy.judge(moved(members, moves), 3, 2) is not Adherence.FAIL
 
 
 def test_a_search_that_finds_nothing_ends(monkeypatch):
