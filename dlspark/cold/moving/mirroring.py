@@ -30,6 +30,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from dlspark.cold.moving.folders import files_of
 from dlspark.cold.moving.owning import check_owner, may_delete
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.core.metrics.structured_logging import about
@@ -355,51 +356,43 @@ async def clear_replaced(services: Services, cold: ColdStore, stores: MoverStore
     return left
 
 
-async def drop_mirror(
-    services: Services, cold: ColdStore, stores: MoverStores, name: str, settings: Settings, region: str
-) -> int:
-    """Delete all that a log has in a region's mirror, and take that off what the log names; return how many objects
-    went. Raises CallerError where settings still name it, or the log never had it, LogNotFoundError,
-    OwnershipAcquireFailedError, PlaceOwnedElsewhereError, and the store's errors: then it is noted as before."""
-    wanted = [one.noted for one in settings.cold_mirrors]
-    about_log = await cold.cold_log(name)
-    noted = () if about_log is None else about_log.value.mirrors
-    doomed = [
-        one
-        for one in noted
-        if one.region == region and not any(one.same_place(kept.root, kept.options) for kept in wanted)
-    ]
-    if about_log is None or not doomed:
-        named = any(one.region == region for one in wanted)
-        raise CallerError(
-            f"log {name} has no former mirror in region {region}; nothing was deleted",
-            advice="coldStorageMirrors names it: take it out there first, for movers, too"
-            if named
-            else "`dlspark cold status` shows which mirrors a log has",
-        )
+async def forget_mirror(services: Services, cold: ColdStore, name: str, settings: Settings, region: str) -> list[str]:
+    """Take a region's former mirror off what a log names, and return the folders there in which copies of its may be.
+
+    Nothing is deleted: that these are copies only, and of no use any more, is for people to say. No store is asked, so
+    a mirror that is gone for good can be forgotten.
+
+    Raises CallerError where settings still name it, files themselves lie there, or the log never had it,
+    LogNotFoundError, and OwnershipAcquireFailedError: then it is noted as before.
+    """
     lock = await cold.worker(name, f"{default_client_id()}-mirror")
     await lock.acquire(settings.lock_timeout_s * 1000)
-    deleted = 0
+    # Under the lock: a copier of this moment, or a deletion, goes by what is noted.
     try:
-        units = await cold.units(name)
-        own = [file for unit in units for file in (unit.value.file, *unit.value.replaced) if file is not None]
-        for one in doomed:
-            if any(not file.borrowed and not file.copies_in((one,)) for file in own):
+        about_log = await cold.cold_log(name)
+        noted = [] if about_log is None else [one for one in about_log.value.mirrors if one.region == region]
+        wanted = [one.noted for one in settings.cold_mirrors]
+        former = [one for one in noted if not any(one.same_place(kept.root, kept.options) for kept in wanted)]
+        if about_log is None or not former:
+            named = any(one.region == region for one in wanted)
+            raise CallerError(
+                f"log {name} has no former mirror in region {region}; nothing was done",
+                advice="coldStorageMirrors names it: take it out there first, for movers, too"
+                if named
+                else "`dlspark cold status` shows which mirrors a log has",
+            )
+        units = [one.value for one in await cold.units(name)]
+        for one in former:
+            is_place = bool(settings.cold_root) and one.same_place(settings.cold_root, settings.cold_options)
+            if is_place or any(not file.copies_in((one,)) for file in files_of(units)):
                 raise CallerError(
-                    f"files of log {name} lie in {one.root} itself, which was its mirror in region {region}; nothing "
-                    "was deleted there",
-                    advice="It is no mirror any more: leave it noted, which does no harm",
+                    f"{one.root}, which was the mirror of log {name} in region {region}, is a place for its files by "
+                    "now; nothing was done",
+                    advice="Leave it noted: older files may be there in copies alone, which readers find by the note",
                 )
-            folder = f"{one.root}/{about_log.value.namespace_id}/{about_log.value.log_id}/"
-            store = stores.at(one.root, one.options)
-            await check_owner(services, cold, stores, one.root, one.options, before_deleting=True)
-            for upload in [found async for found in store.uploads(folder)]:
-                await store.abort_upload(upload)
-            for info in [found async for found in store.list(folder)]:
-                await check_owner(services, cold, stores, one.root, one.options)
-                await store.delete(info.url)
-                deleted += 1
+        folders = [f"{one.root}/{about_log.value.namespace_id}/{about_log.value.log_id}/" for one in former]
+        for one in former:
             await cold.forget_mirror(name, one)
+        return folders
     finally:
         await release(lock)
-    return deleted

@@ -15,7 +15,7 @@ from helpers.waiting import until
 
 from dlspark.cold.moving import daemon
 from dlspark.cold.moving.log_mover import REPLACED_LAG_S
-from dlspark.cold.moving.mirroring import LogMirrors, clear_replaced, drop_mirror
+from dlspark.cold.moving.mirroring import LogMirrors, clear_replaced, forget_mirror
 from dlspark.cold.moving.owning import is_owner_mark
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.cold.moving.sweeping import sweep_deleted_log, sweep_log
@@ -386,28 +386,39 @@ async def _no_lock(_name, _client_id):
     return _NoLock()
 
 
-async def test_a_mirror_that_settings_name_no_more_is_emptied_on_demand_alone(world):
+async def test_a_mirror_that_settings_name_no_more_is_forgotten_on_demand_and_nothing_is_deleted(world):
     namespace, written = await moved(world)
     await world.mirror(namespace)
-    cold, stores = ColdStore(namespace.services.logs), MoverStores(world.open_store)
+    cold = ColdStore(namespace.services.logs)
     with pytest.raises(CallerError, match="no former mirror") as caught:
-        await drop_mirror(namespace.services, cold, stores, "log", namespace.settings, "us")
+        await forget_mirror(namespace.services, cold, "log", namespace.settings, "us")
     assert "take it out there first" in caught.value.advice
     fewer = await world.namespace(cold_mirror_places=f"asia={ASIA}", cold_hot_retention_s=0)
     world.right(await world.mover(fewer, "log").run())
     assert await noted(fewer) == [("asia", ASIA), ("us", US)], "copies are there, so it stays noted"
-    world.away.add(US)
-    with pytest.raises(StoreUnavailableError):
-        await drop_mirror(fewer.services, cold, stores, "log", fewer.settings, "us")
-    assert len(await noted(fewer)) == 2
-    world.away.clear()
-    assert await drop_mirror(fewer.services, cold, stores, "log", fewer.settings, "us") == 4
-    assert (world.copies(US), await noted(fewer)) == ({}, [("asia", ASIA)])
+    before = world.copies(US)
+    world.away.add(US)  # it is gone for good
+    (folder,) = await forget_mirror(fewer.services, cold, "log", fewer.settings, "us")
+    assert all(url.startswith(folder) for url in world.buckets[US].objects if not is_owner_mark(url))
+    assert (world.copies(US), await noted(fewer)) == (before, [("asia", ASIA)])
     assert await world.read(await world.namespace(region="us"), "log") == written
-    await stores.close()
+    assert (await truncated(world, fewer)).copies_left == [], "it holds up nothing any more"
 
 
-async def test_a_mirror_that_became_the_place_for_files_is_never_emptied(world):
+async def test_a_mirror_is_forgotten_by_nobody_before_its_first_file_where_it_is_the_place_by_now(world):
+    """The files' own place is lost, and settings name the mirror instead: its copies are all there is."""
+    namespace, written = await moved(world)
+    await world.mirror(namespace)
+    there = await world.namespace(cold_path=US, cold_mirror_places=f"asia={ASIA}", cold_hot_retention_s=0)
+    world.away.add(ROOT)
+    cold, before = ColdStore(there.services.logs), world.copies(US)
+    with pytest.raises(CallerError, match="nothing was done"):
+        await forget_mirror(there.services, cold, "log", there.settings, "us")
+    assert world.copies(US) == before
+    assert await world.read(await world.namespace(region="us"), "log") == written
+
+
+async def test_a_mirror_that_became_the_place_for_files_is_never_forgotten(world):
     """The region of the files is given up: new ones go where the mirror was."""
     namespace, written = await moved(world)
     await world.mirror(namespace)
@@ -420,10 +431,8 @@ async def test_a_mirror_that_became_the_place_for_files_is_never_emptied(world):
     assert set(world.copies(ASIA)) == set(world.own()) | {
         unit.file.url.rpartition("/")[2] for unit in await world.units(there, "log")
     }
-    cold, stores = ColdStore(there.services.logs), MoverStores(world.open_store)
-    with pytest.raises(CallerError, match="lie in"):
-        await drop_mirror(there.services, cold, stores, "log", there.settings, "us")
-    await stores.close()
+    with pytest.raises(CallerError, match="is a place for its files"):
+        await forget_mirror(there.services, ColdStore(there.services.logs), "log", there.settings, "us")
     assert (await world.sweep_old(there)).objects == []
     assert await world.read(await world.namespace(region="asia"), "log") == written + more
 
