@@ -39,6 +39,7 @@ from dlspark.core.settings.cold_mirrors import MirrorPlace
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import default_client_id, release
 from dlspark.errors import DamagedColdFileError
+from dlspark.objects.addresses import same_folder
 from dlspark.objects.errors import ObjectExistsError, ObjectNotFoundError, ObjectOutcomeUnknownError
 from dlspark.objects.store import ObjectStore
 from metadata.distributedlog.cold_places import ColdFile, ColdMirror, UnitState
@@ -231,6 +232,14 @@ class LogMirrors:
         sizes = self._sizes[_key(mirror.noted)]
         mended = name in sizes
         if mended:
+            # The very file, perhaps, by another name (a link, a server's other address): then it is as short as that.
+            info = await self._stores.of(file).head(file.url)
+            if info.bytes != file.bytes or same_folder(file.url, url):
+                raise DamagedColdFileError(
+                    f"it has {info.bytes} bytes, and not {file.bytes}; its copy of another size was left alone: it may "
+                    "be the file itself under another name",
+                    url=file.url,
+                )
             # It is of no use to anybody, and its name is taken: readers find it damaged, and read elsewhere.
             options = mirror.write_options
             await check_owner(self._services, self._cold, self._stores, mirror.root, options, before_deleting=True)
@@ -329,6 +338,9 @@ async def delete_copies(
         try:
             if not await may_delete(services, cold, stores, url, mirror.options):
                 left.append(f"{url} stays: its place belongs to another ZooKeeper's copy of this namespace")
+                continue
+            if same_folder(file.url, url):
+                left.append(f"{url} is the file itself under another name: that is no mirror; leave it out")
                 continue
             # By the root: a folder that is not there is not mounted, and must not look like one without the file.
             store = stores.at(mirror.root, mirror.options)

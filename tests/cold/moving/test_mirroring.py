@@ -191,6 +191,22 @@ async def test_a_copy_of_another_size_is_made_anew(world):
     assert world.copies(US) == world.own()
 
 
+async def test_a_copy_is_not_replaced_where_it_may_be_the_very_file_by_another_name(world):
+    """The file was cut short, and the mirror is its own place under another address: what is left of it stays."""
+    namespace, _ = await moved(world)
+    await world.mirror(namespace)
+    copy = sorted(url for url in world.buckets[US].objects if not is_owner_mark(url))[2]
+    for bucket, url in ((world.buckets[US], copy), (world.bucket, copy.replace(US, ROOT))):
+        bucket.damage(url, bucket.objects[url][:100])
+    done = await world.mirror(namespace)
+    assert (done.mended, done.copied) == ([], [])
+    assert [one for one in done.problems if "left alone" in one]
+    assert len(world.buckets[US].objects[copy]) == 100
+    world.bucket.remove(copy.replace(US, ROOT))
+    assert (await world.mirror(namespace)).mended == []
+    assert len(world.buckets[US].objects[copy]) == 100
+
+
 async def test_a_mirror_that_is_away_keeps_no_other_from_being_filled(world):
     namespace, _ = await moved(world)
     world.away.add(US)
