@@ -111,6 +111,8 @@ class LogMirrors:
         self._pause = pause
         self._sizes: dict[tuple[str, str | None], dict[str, int]] = {}
         """By root and endpoint of a mirror: the copies that are there, by the file's own address, with their sizes."""
+        self._folders: set[tuple[tuple[str, str | None], str]] = set()
+        """Which folders of which mirrors these were listed in."""
         self._listed_s = float("-inf")
         self._log_id = ""
         self._bad: set[str] = set()
@@ -125,8 +127,8 @@ class LogMirrors:
         mirrors = settings.cold_mirrors
         if found is None or found.value.deleted or not mirrors:
             return done
-        mirrors = await self._list(found.value, mirrors, done)
         units = await self._units()
+        mirrors = await self._list(found.value, mirrors, units, done)
         done.there = sum(not self._lacks(mirror, one) for mirror in mirrors for one in units)
         failed: set[str] = set()
 
@@ -158,26 +160,33 @@ class LogMirrors:
             return False
         return self._sizes[_key(mirror.noted)].get(file.url.rpartition("/")[2]) != file.bytes
 
-    async def _list(self, log: ColdLog, mirrors: Sequence[MirrorPlace], done: Mirrored) -> tuple[MirrorPlace, ...]:
+    async def _list(
+        self, log: ColdLog, mirrors: Sequence[MirrorPlace], units: Sequence[ColdUnit], done: Mirrored
+    ) -> tuple[MirrorPlace, ...]:
         """Look what is in each mirror, where that is not known; return those that could be asked."""
         now_s = self._services.clock.elapsed_s()
         if now_s - self._listed_s > LISTED_FOR_S or log.log_id != self._log_id:
             self._sizes.clear()
+            self._folders.clear()
             self._listed_s, self._log_id = now_s, log.log_id
         asked = []
         for mirror in mirrors:
             key = _key(mirror.noted)
-            if key not in self._sizes:
-                folder = f"{mirror.root}/{log.namespace_id}/{log.log_id}/"
+            for folder in mirror.noted.folders(f"{log.namespace_id}/{log.log_id}", files_of(units)):
+                if (key, folder) in self._folders:
+                    continue
                 try:
                     store = self._stores.at(mirror.root, mirror.write_options)
-                    self._sizes[key] = {one.url.rpartition("/")[2]: one.bytes async for one in store.list(folder)}
+                    sizes = {one.url.rpartition("/")[2]: one.bytes async for one in store.list(folder)}
+                    self._sizes.setdefault(key, {}).update(sizes)
+                    self._folders.add((key, folder))
                 except InvariantViolation:
                     raise
                 except DistributedLogError as error:
                     self._failed(done, mirror, "be listed", error)
-                    continue
-            asked.append(mirror)
+                    break
+            else:
+                asked.append(mirror)
         return tuple(asked)
 
     # ------------------------------------------------------------------ copying
@@ -402,7 +411,11 @@ async def forget_mirror(services: Services, cold: ColdStore, name: str, settings
                     "now; nothing was done",
                     advice="Leave it noted: older files may be there in copies alone, which readers find by the note",
                 )
-        folders = [f"{one.root}/{about_log.value.namespace_id}/{about_log.value.log_id}/" for one in former]
+        folders = [
+            folder
+            for one in former
+            for folder in one.folders(f"{about_log.value.namespace_id}/{about_log.value.log_id}", files_of(units))
+        ]
         for one in former:
             await cold.forget_mirror(name, one)
         return folders

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -30,6 +31,7 @@ from metadata.distributedlog.cold_store import ColdStore
 from metadata.foundation import fault_points
 from metadata.foundation.errors import CallerError
 from metadata.foundation.tasks import end_tasks
+from metadata.store import SetData
 
 US, ASIA = "s3://bucket-us/dl", "s3://bucket-asia/dl"
 MIRRORS = f"us={US};asia={ASIA}"
@@ -205,6 +207,41 @@ async def test_a_copy_is_not_replaced_where_it_may_be_the_very_file_by_another_n
     world.bucket.remove(copy.replace(US, ROOT))
     assert (await world.mirror(namespace)).mended == []
     assert len(world.buckets[US].objects[copy]) == 100
+
+
+async def adopted(world, namespace):
+    """A log that has the moved one's files for its own, as `restore --adopt` leaves it: they keep their names."""
+    cold, logs = ColdStore(namespace.services.logs), namespace.services.logs
+    paths = await logs.located("log")
+    about = await cold.cold_log("log")
+    own = replace(about.value, log_id="e" * 32)
+    await logs.store.multi([SetData(paths.cold, own.encode(), about.version)])
+    return about.value.log_id
+
+
+async def test_copies_of_adopted_files_are_found_again_and_swept(world):
+    """They go by the ids of the log that made them, and this one has others."""
+    namespace, _ = await moved(world)
+    first = await adopted(world, namespace)
+    assert len((await world.mirror(namespace)).copied) == 8
+    assert all(f"/{first}/" in url for url in world.buckets[US].objects if not is_owner_mark(url))
+    again = await world.mirror(namespace)
+    assert (again.copied, again.there) == ([], 8)
+    world.away.add(US)
+    assert len((await truncated(world, namespace)).copies_left) == 2
+    world.away.clear()
+    assert len((await world.sweep_old(namespace)).objects) == 2
+    assert world.copies(US) == world.own()
+    cold, stores = ColdStore(namespace.services.logs), MoverStores(world.open_store)
+    await namespace.delete_log("log")
+    (note,) = await cold.deleted_logs()
+    assert {url.split("/")[2] for url, _ in note.value.folders if first in url} == {
+        url.split("/")[2] for url in (ROOT, US, ASIA)
+    }
+    world.clock.moment_ms += DAY_MS
+    await sweep_deleted_log(namespace.services, cold, stores, note)
+    assert (world.own(), world.copies(US), world.copies(ASIA)) == ({}, {}, {})
+    await stores.close()
 
 
 async def test_a_mirror_that_is_away_keeps_no_other_from_being_filled(world):
