@@ -23,6 +23,7 @@ from dlspark.cold.moving.sweeping import sweep_deleted_log, sweep_log
 from dlspark.cold.redaction.erasing import LogErasure
 from dlspark.cold.redaction.selection import ErasureRequest
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.errors import DamagedColdFileError
 from dlspark.objects.addresses import root_of
 from dlspark.objects.errors import StoreUnavailableError
 from dlspark.objects.memory import MemoryBucket, MemoryObjectStore
@@ -540,6 +541,46 @@ async def test_a_daemon_fills_mirrors_beside_its_moving(world, monkeypatch):
         await until(lambda: world.copies(US) == world.own(), "copies in us again", every_s=0.02)
     finally:
         await end_tasks([running])
+
+
+async def test_an_erasure_clears_mirrors_that_settings_name_and_nobody_has_noted_yet(world):
+    """A store fills them by itself, and no mover has passed since they were set."""
+    namespace, _ = await moved(world, cold_mirror_places="")
+    with_mirrors = await world.namespace(cold_mirror_places=MIRRORS, cold_hot_retention_s=0)
+    for url in world.files:
+        await put(world.open_store(US), url.replace(ROOT, US), world.bucket.objects[url])
+    assert await noted(namespace) == []
+    name = next(unit.file.url for unit in await world.units(namespace, "log") if unit.first == 2).rpartition("/")[2]
+    world.away.add(US)
+    one = erasure(world, with_mirrors)
+    report = await one.run(await one.plan(ErasureRequest(dlsns=(DLSN(2, 1, 0),))))
+    assert len(report.copies_left) == 1
+    world.away.clear()
+    assert name in world.copies(US)
+    assert await erasure(world, with_mirrors).clear_mirrors() == []
+    assert name not in world.copies(US)
+
+
+async def test_an_erasure_that_fails_half_way_clears_what_it_has_erased(world):
+    namespace, _ = await moved(world)
+    await world.mirror(namespace)
+    before = {unit.first: unit.file.url for unit in await world.units(namespace, "log")}
+    one = erasure(world, namespace)
+    plan = await one.plan(ErasureRequest(dlsns=(DLSN(1, 1, 0), DLSN(2, 1, 0))))
+    world.bucket.damage(before[2], b"x" * len(world.bucket.objects[before[2]]))
+    with pytest.raises(DamagedColdFileError):
+        await one.run(plan)
+    first, second = (before[number].rpartition("/")[2] for number in (1, 2))
+    assert first not in world.copies(US)
+    assert second in world.copies(US)
+
+
+async def test_a_log_without_mirrors_needs_no_turn_to_have_none_cleared(world):
+    namespace, _ = await moved(world, cold_mirror_places="")
+    other = await ColdStore(namespace.services.logs).worker("log", "a mover")
+    await other.acquire(0)
+    assert await erasure(world, namespace).clear_mirrors() == []
+    await other.release()
 
 
 async def test_an_erasure_that_cannot_clear_mirrors_tells_of_all_copies(world):
