@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,24 +36,25 @@ async def mirror(
         typer.Option(
             "--drop",
             metavar="REGION",
-            help="Delete the copies in a region's former mirror, which coldStorageMirrors does not name any more.",
+            help="Forget a region's former mirror, which coldStorageMirrors does not name any more. Nothing is "
+            "deleted: the folders are printed that may be deleted by hand.",
         ),
     ] = None,
 ) -> None:
     """Copy what the mirrors of logs lack (coldStorageMirrors), newest files first, and check size and digest. It may be
     stopped anywhere and run again; movers do it as well. Without names: for all logs that have mirrors. Exits with 1
     where something could not be copied, and says what."""
-    from dlspark.cold.moving.mirroring import LogMirrors, drop_mirror
+    from dlspark.cold.moving.mirroring import LogMirrors, forget_mirror
     from dlspark.cold.moving.stores import MoverStores
     from metadata.distributedlog.cold_store import ColdStore
 
     if drop is not None and not names:
         raise CallerError(
-            "--drop needs the names of logs; nothing was done", advice="Name each log whose copies are to go"
+            "--drop needs the names of logs; nothing was done", advice="Name each log whose mirror is to be forgotten"
         )
     stores = MoverStores()
     found: dict[str, Mirrored] = {}
-    dropped: dict[str, int] = {}
+    dropped: dict[str, list[Json]] = {}
     async with at.open() as namespace:
         services = namespace.services
         cold = ColdStore(services.logs)
@@ -60,7 +62,7 @@ async def mirror(
         async def work(name: str) -> None:
             async with await namespace.open_log(name) as log:
                 if drop is not None:
-                    dropped[name] = await drop_mirror(services, cold, stores, name, log.settings, drop)
+                    dropped[name] = [*await forget_mirror(services, cold, name, log.settings, drop)]
                 elif log.settings.cold_mirrors:
                     found[name] = await LogMirrors(services, cold, stores, name).run(log.settings)
                 elif names:
@@ -74,13 +76,22 @@ async def mirror(
         finally:
             await stores.close()
     lines = [line for name in sorted(found) for line in _lines(name, found[name])]
-    lines += [
-        f"{name}: {counted(dropped[name], 'copy', 'copies')} of region {drop} deleted" for name in sorted(dropped)
-    ]
+    lines += [line for name in sorted(dropped) for line in _forgotten_lines(name, drop or "", dropped[name])]
     logs: list[Json] = [{"log": name, **asdict(found[name])} for name in sorted(found)]
     fields: dict[str, Json] = {"logs": logs, "dropped": dict(dropped), "failed": failed}
     at.result(fields, lines or ["no log has mirrors"])
     exit_with(failed=[*failed, *(name for name, one in found.items() if one.problems or one.busy is not None)])
+
+
+def _forgotten_lines(name: str, region: str, folders: Iterable[Json]) -> list[str]:
+    return [
+        f"{name}: the mirror of region {region} is forgotten: nothing reads or clears it any more",
+        *(
+            f"{name}: nothing was deleted: {folder} may be deleted by hand once nobody needs it; records that are "
+            "erased or deleted from now on stay there"
+            for folder in folders
+        ),
+    ]
 
 
 def _lines(name: str, done: Mirrored) -> list[str]:

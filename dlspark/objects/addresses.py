@@ -12,6 +12,7 @@ how temporary names begin.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Final
 from dlspark.objects.errors import ObjectAddressError
 
 FILE: Final = "file"
+_FILE_URL: Final = f"{FILE}://"
 S3: Final = "s3"
 HDFS: Final = "hdfs"
 SCHEMES: Final = (FILE, S3, HDFS)
@@ -125,6 +127,20 @@ def root_of(address: str) -> StoreRoot:
         return parse_root(address)
     root = parse_root(address.rpartition("/")[0])
     return root if root.scheme == FILE else StoreRoot(root.scheme, root.authority, "")
+
+
+def same_folder(one: str, other: str) -> bool:
+    """Return whether two addresses of files or folders are one thing on this host: by links, or mounted twice. Those of
+    other stores are told apart by their text alone."""
+    if not (one.startswith(_FILE_URL) and other.startswith(_FILE_URL)):
+        return one == other
+    first, second = one[len(_FILE_URL) :], other[len(_FILE_URL) :]
+    if os.path.realpath(first) == os.path.realpath(second):
+        return True
+    try:
+        return os.path.samefile(first, second)
+    except OSError:
+        return False  # one of them is not there, so nothing of the other's is in it
 
 
 def is_part(text: str) -> bool:

@@ -59,8 +59,13 @@ class ColdMarks:
         return self.owns(url) and not self.names(url)
 
     def dead_copy(self, url: str) -> bool:
-        """Return the same of an object in a mirror."""
-        return self.owns(url) and not self.names_copy(url)
+        """Return the same of an object in a mirror, where copies of adopted files lie in their first log's folder."""
+        return (self.owns(url) or self._adopted(url)) and not self.names_copy(url)
+
+    def _adopted(self, url: str) -> bool:
+        folder = url.rsplit("/", 3)[1:3]
+        files = [file for one in self.units for file in (one.value.file, *one.value.replaced)]
+        return any(file is not None and not file.borrowed and file.url.rsplit("/", 3)[1:3] == folder for file in files)
 
 
 async def read_marks(store: MetadataStore, paths: LogPaths) -> ColdMarks | None:

@@ -4,7 +4,7 @@ in `cold_units`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -41,6 +41,15 @@ class ColdMirror:
         """Return the address that the copy of a file has here; `url` is the file's own, or that of its folder with a
         slash at the end."""
         return f"{self.root}/{'/'.join(url.rsplit('/', 3)[1:])}"
+
+    def folders(self, own: str, files: Iterable[ColdFile]) -> list[str]:
+        """Return the folders here, with a slash at the end, in which copies of a log's files may be: its own folder
+        (`own`: namespace and log id), and those of files that it adopted, which go by their first log's ids."""
+        found = {f"{self.root}/{own}/": None}
+        for file in files:
+            if file.copies_in((self,)):
+                found[f"{self.url_of(file.url).rpartition('/')[0]}/"] = None
+        return list(found)
 
     def same_place(self, root: str, options: Mapping[str, str]) -> bool:
         """Return whether files of that root are these very objects: the address counts, and which server has it."""

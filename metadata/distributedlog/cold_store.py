@@ -419,19 +419,24 @@ class ColdStore:
         which it has only borrowed some. Those of its mirrors come last: one that is out of reach keeps no other."""
         found: dict[str, Mapping[str, str]] = {}
         borrowed: dict[str, None] = {}
-        for unit in await self.units(name):
-            for file in (unit.value.file, *unit.value.replaced):
-                if file is not None and file.borrowed:
-                    borrowed[file.url.rpartition("/")[0]] = None
-                elif file is not None:
-                    found[file.url.rpartition("/")[0]] = file.options
+        units = [one.value for one in await self.units(name)]
+        files = [file for unit in units for file in (unit.file, *unit.replaced) if file is not None]
+        for file in files:
+            if file.borrowed:
+                borrowed[file.url.rpartition("/")[0]] = None
+            else:
+                found[file.url.rpartition("/")[0]] = file.options
         for attempt in await self.attempts(name):
             found[attempt.value.url.rpartition("/")[0]] = attempt.value.options
         own = f"{cold.namespace_id}/{cold.log_id}"
         copies = [
-            (f"{mirror.root}/{own}", mirror.options)
+            (folder.rstrip("/"), mirror.options)
             for mirror in cold.mirrors
-            if not any(mirror.same_place(url.rsplit("/", 2)[0], options) for url, options in found.items())
+            for folder in mirror.folders(own, files)
+            if not any(
+                f"{url}/" == folder and mirror.same_place(url.rsplit("/", 2)[0], options)
+                for url, options in found.items()
+            )
         ]
         return (*found.items(), *copies), tuple(one for one in borrowed if one not in found)
 

@@ -1,6 +1,7 @@
 """Where a log's files may lie: its folders at the stores, by its settings and by what its marks say.
 
-    {root}/{namespace id}/{log id}/...      also below the root of each mirror that the log names
+    {root}/{namespace id}/{log id}/...      also below the root of each mirror that the log names, and there
+                                            the folders of copies of files that it adopted
 
 A folder is the log's alone. Settings that name another root leave what is in the former one there, so both are looked
 at as long as a mark names the former one. A borrowed file lies in another log's folder, which is none of this log's.
@@ -8,7 +9,7 @@ at as long as a mark names the former one. A borrowed file lies in another log's
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dlspark.core.settings.settings import Settings
@@ -49,14 +50,15 @@ def folders_of(
     return list(found.values())
 
 
-def mirror_folders_of(cold: ColdLog, folders: Iterable[ColdFolder]) -> list[ColdFolder]:
+def mirror_folders_of(cold: ColdLog, folders: Sequence[ColdFolder], units: Sequence[ColdUnit]) -> list[ColdFolder]:
     """Return the folders of a log's copies in its mirrors: those that are none of its own `folders`, as they are where
     a mirror has become the place for files."""
-    own = f"{cold.namespace_id}/{cold.log_id}/"
+    own = f"{cold.namespace_id}/{cold.log_id}"
     return [
-        ColdFolder(f"{one.root}/{own}", one.options, mirror=True)
+        ColdFolder(url, one.options, mirror=True)
         for one in cold.mirrors
-        if not any(one.same_place(folder.root, folder.options) for folder in folders)
+        for url in one.folders(own, files_of(units))
+        if not any(url == folder.url and one.same_place(folder.root, folder.options) for folder in folders)
     ]
 
 

@@ -30,6 +30,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from dlspark.cold.moving.folders import files_of
 from dlspark.cold.moving.owning import check_owner, may_delete
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.core.metrics.structured_logging import about
@@ -38,6 +39,7 @@ from dlspark.core.settings.cold_mirrors import MirrorPlace
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import default_client_id, release
 from dlspark.errors import DamagedColdFileError
+from dlspark.objects.addresses import same_folder
 from dlspark.objects.errors import ObjectExistsError, ObjectNotFoundError, ObjectOutcomeUnknownError
 from dlspark.objects.store import ObjectStore
 from metadata.distributedlog.cold_places import ColdFile, ColdMirror, UnitState
@@ -109,6 +111,8 @@ class LogMirrors:
         self._pause = pause
         self._sizes: dict[tuple[str, str | None], dict[str, int]] = {}
         """By root and endpoint of a mirror: the copies that are there, by the file's own address, with their sizes."""
+        self._folders: set[tuple[tuple[str, str | None], str]] = set()
+        """Which folders of which mirrors these were listed in."""
         self._listed_s = float("-inf")
         self._log_id = ""
         self._bad: set[str] = set()
@@ -123,8 +127,8 @@ class LogMirrors:
         mirrors = settings.cold_mirrors
         if found is None or found.value.deleted or not mirrors:
             return done
-        mirrors = await self._list(found.value, mirrors, done)
         units = await self._units()
+        mirrors = await self._list(found.value, mirrors, units, done)
         done.there = sum(not self._lacks(mirror, one) for mirror in mirrors for one in units)
         failed: set[str] = set()
 
@@ -156,26 +160,33 @@ class LogMirrors:
             return False
         return self._sizes[_key(mirror.noted)].get(file.url.rpartition("/")[2]) != file.bytes
 
-    async def _list(self, log: ColdLog, mirrors: Sequence[MirrorPlace], done: Mirrored) -> tuple[MirrorPlace, ...]:
+    async def _list(
+        self, log: ColdLog, mirrors: Sequence[MirrorPlace], units: Sequence[ColdUnit], done: Mirrored
+    ) -> tuple[MirrorPlace, ...]:
         """Look what is in each mirror, where that is not known; return those that could be asked."""
         now_s = self._services.clock.elapsed_s()
         if now_s - self._listed_s > LISTED_FOR_S or log.log_id != self._log_id:
             self._sizes.clear()
+            self._folders.clear()
             self._listed_s, self._log_id = now_s, log.log_id
         asked = []
         for mirror in mirrors:
             key = _key(mirror.noted)
-            if key not in self._sizes:
-                folder = f"{mirror.root}/{log.namespace_id}/{log.log_id}/"
+            for folder in mirror.noted.folders(f"{log.namespace_id}/{log.log_id}", files_of(units)):
+                if (key, folder) in self._folders:
+                    continue
                 try:
                     store = self._stores.at(mirror.root, mirror.write_options)
-                    self._sizes[key] = {one.url.rpartition("/")[2]: one.bytes async for one in store.list(folder)}
+                    sizes = {one.url.rpartition("/")[2]: one.bytes async for one in store.list(folder)}
+                    self._sizes.setdefault(key, {}).update(sizes)
+                    self._folders.add((key, folder))
                 except InvariantViolation:
                     raise
                 except DistributedLogError as error:
                     self._failed(done, mirror, "be listed", error)
-                    continue
-            asked.append(mirror)
+                    break
+            else:
+                asked.append(mirror)
         return tuple(asked)
 
     # ------------------------------------------------------------------ copying
@@ -230,6 +241,14 @@ class LogMirrors:
         sizes = self._sizes[_key(mirror.noted)]
         mended = name in sizes
         if mended:
+            # The very file, perhaps, by another name (a link, a server's other address): then it is as short as that.
+            info = await self._stores.of(file).head(file.url)
+            if info.bytes != file.bytes or same_folder(file.url, url):
+                raise DamagedColdFileError(
+                    f"it has {info.bytes} bytes, and not {file.bytes}; its copy of another size was left alone: it may "
+                    "be the file itself under another name",
+                    url=file.url,
+                )
             # It is of no use to anybody, and its name is taken: readers find it damaged, and read elsewhere.
             options = mirror.write_options
             await check_owner(self._services, self._cold, self._stores, mirror.root, options, before_deleting=True)
@@ -329,6 +348,9 @@ async def delete_copies(
             if not await may_delete(services, cold, stores, url, mirror.options):
                 left.append(f"{url} stays: its place belongs to another ZooKeeper's copy of this namespace")
                 continue
+            if same_folder(file.url, url):
+                left.append(f"{url} is the file itself under another name: that is no mirror; leave it out")
+                continue
             # By the root: a folder that is not there is not mounted, and must not look like one without the file.
             store = stores.at(mirror.root, mirror.options)
             await store.delete(url)
@@ -355,51 +377,47 @@ async def clear_replaced(services: Services, cold: ColdStore, stores: MoverStore
     return left
 
 
-async def drop_mirror(
-    services: Services, cold: ColdStore, stores: MoverStores, name: str, settings: Settings, region: str
-) -> int:
-    """Delete all that a log has in a region's mirror, and take that off what the log names; return how many objects
-    went. Raises CallerError where settings still name it, or the log never had it, LogNotFoundError,
-    OwnershipAcquireFailedError, PlaceOwnedElsewhereError, and the store's errors: then it is noted as before."""
-    wanted = [one.noted for one in settings.cold_mirrors]
-    about_log = await cold.cold_log(name)
-    noted = () if about_log is None else about_log.value.mirrors
-    doomed = [
-        one
-        for one in noted
-        if one.region == region and not any(one.same_place(kept.root, kept.options) for kept in wanted)
-    ]
-    if about_log is None or not doomed:
-        named = any(one.region == region for one in wanted)
-        raise CallerError(
-            f"log {name} has no former mirror in region {region}; nothing was deleted",
-            advice="coldStorageMirrors names it: take it out there first, for movers, too"
-            if named
-            else "`dlspark cold status` shows which mirrors a log has",
-        )
+async def forget_mirror(services: Services, cold: ColdStore, name: str, settings: Settings, region: str) -> list[str]:
+    """Take a region's former mirror off what a log names, and return the folders there in which copies of its may be.
+
+    Nothing is deleted: that these are copies only, and of no use any more, is for people to say. No store is asked, so
+    a mirror that is gone for good can be forgotten.
+
+    Raises CallerError where settings still name it, files themselves lie there, or the log never had it,
+    LogNotFoundError, and OwnershipAcquireFailedError: then it is noted as before.
+    """
     lock = await cold.worker(name, f"{default_client_id()}-mirror")
     await lock.acquire(settings.lock_timeout_s * 1000)
-    deleted = 0
+    # Under the lock: a copier of this moment, or a deletion, goes by what is noted.
     try:
-        units = await cold.units(name)
-        own = [file for unit in units for file in (unit.value.file, *unit.value.replaced) if file is not None]
-        for one in doomed:
-            if any(not file.borrowed and not file.copies_in((one,)) for file in own):
+        about_log = await cold.cold_log(name)
+        noted = [] if about_log is None else [one for one in about_log.value.mirrors if one.region == region]
+        wanted = [one.noted for one in settings.cold_mirrors]
+        former = [one for one in noted if not any(one.same_place(kept.root, kept.options) for kept in wanted)]
+        if about_log is None or not former:
+            named = any(one.region == region for one in wanted)
+            raise CallerError(
+                f"log {name} has no former mirror in region {region}; nothing was done",
+                advice="coldStorageMirrors names it: take it out there first, for movers, too"
+                if named
+                else "`dlspark cold status` shows which mirrors a log has",
+            )
+        units = [one.value for one in await cold.units(name)]
+        for one in former:
+            is_place = bool(settings.cold_root) and one.same_place(settings.cold_root, settings.cold_options)
+            if is_place or any(not file.copies_in((one,)) for file in files_of(units)):
                 raise CallerError(
-                    f"files of log {name} lie in {one.root} itself, which was its mirror in region {region}; nothing "
-                    "was deleted there",
-                    advice="It is no mirror any more: leave it noted, which does no harm",
+                    f"{one.root}, which was the mirror of log {name} in region {region}, is a place for its files by "
+                    "now; nothing was done",
+                    advice="Leave it noted: older files may be there in copies alone, which readers find by the note",
                 )
-            folder = f"{one.root}/{about_log.value.namespace_id}/{about_log.value.log_id}/"
-            store = stores.at(one.root, one.options)
-            await check_owner(services, cold, stores, one.root, one.options, before_deleting=True)
-            for upload in [found async for found in store.uploads(folder)]:
-                await store.abort_upload(upload)
-            for info in [found async for found in store.list(folder)]:
-                await check_owner(services, cold, stores, one.root, one.options)
-                await store.delete(info.url)
-                deleted += 1
+        folders = [
+            folder
+            for one in former
+            for folder in one.folders(f"{about_log.value.namespace_id}/{about_log.value.log_id}", files_of(units))
+        ]
+        for one in former:
             await cold.forget_mirror(name, one)
+        return folders
     finally:
         await release(lock)
-    return deleted

@@ -121,12 +121,11 @@ async def _sweep(
     if settings.cold_root:
         # A copy of the namespace in another ZooKeeper would take for dead what only the other one names.
         await check_owner(services, cold, stores, settings.cold_root, settings.cold_write_options)
-    folders = folders_of(
-        before.log, settings, [one.value for one in before.units], [one.value for one in before.attempts]
-    )
+    units = [one.value for one in before.units]
+    folders = folders_of(before.log, settings, units, [one.value for one in before.attempts])
     objects: list[tuple[ColdFolder, ObjectInfo]] = []
     uploads: list[tuple[ColdFolder, OpenUpload]] = []
-    for folder in (*folders, *mirror_folders_of(before.log, folders)):
+    for folder in (*folders, *mirror_folders_of(before.log, folders, units)):
         try:
             if not await may_delete(services, cold, stores, folder.url + _ANY_NAME, folder.options):
                 swept.foreign.append(

@@ -16,6 +16,7 @@ the one file or the other. Running it again finds what is left: what is erased i
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -31,6 +32,7 @@ from dlspark.cold.restoring.checking import in_thread, read_footer
 from dlspark.core.cold.files.digests import RecordColumns
 from dlspark.core.cold.files.footer import FileIdentity, Footer
 from dlspark.core.cold.files.row_groups import decode_records
+from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import default_client_id
@@ -50,6 +52,8 @@ from metadata.foundation import fault_points
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.tasks import each
 from metadata.retry import MAX_REPEATS
+
+_log = logging.getLogger(__name__)
 
 ClearCopies: TypeAlias = Callable[[], Awaitable[list[str]]]
 OpenStore: TypeAlias = Callable[[str, Mapping[str, str]], ObjectStore]
@@ -293,9 +297,13 @@ class LogErasure:
         await lock.acquire(self._settings.lock_timeout_s * 1000)
         try:
             async with self._stores() as stores:
-                for name in [one.value.name for one in await self._cold.units(self._log)]:
-                    await self._check_declaration(plan)
-                    await self._erase(stores, name, selection, plan, report, told)
+                try:
+                    for name in [one.value.name for one in await self._cold.units(self._log)]:
+                        await self._check_declaration(plan)
+                        await self._erase(stores, name, selection, plan, report, told)
+                except DistributedLogError:
+                    await self._clear_before_raising()
+                    raise
             # At once, and not after a lag as the files: whoever is inside a copy goes on in the file itself.
             report.copies_left = await self._clear()
         finally:
@@ -307,6 +315,9 @@ class LogErasure:
 
         Raises RequestDeniedError, OwnershipAcquireFailedError while another worker has the log's cold storage.
         """
+        cold = await self._cold.cold_log(self._log)
+        if cold is None or not (cold.value.mirrors or self._settings.cold_mirrors):
+            return []  # no mirror, so nothing to have a right or a turn for
         await self._services.permit(self._log, Action.TRUNCATE)
         lock = await self._cold.worker(self._log, self._client_id)
         await lock.acquire(self._settings.lock_timeout_s * 1000)
@@ -315,7 +326,20 @@ class LogErasure:
         finally:
             await lock.release()
 
+    async def _clear_before_raising(self) -> None:
+        """Clear mirrors of what was erased before something failed, which is told of instead."""
+        try:
+            left = await self._clear()
+        except DistributedLogError as error:
+            left = [str(error)]
+        for one in left:
+            _log.warning("log %s: not erased in a mirror yet: %s", self._log, one, extra=about(log=self._log))
+
     async def _clear(self) -> list[str]:
+        wanted = [one.noted for one in self._settings.cold_mirrors]
+        if wanted:
+            # Mirrors that stores fill by themselves may have copies before any mover has noted them.
+            await self._cold.note_mirrors(self._log, wanted)
         if self._clear_copies is not None:
             return await self._clear_copies()
         cold = await self._cold.cold_log(self._log)

@@ -16,7 +16,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-from dlspark.core.settings.cold_mirrors import MirrorPlace, check_server_address, parse_mirrors
+from dlspark.core.settings.cold_mirrors import MirrorPlace, check_server_address, is_very_place, parse_mirrors
 from dlspark.core.settings.log_setting import setting
 from dlspark.errors import SettingsError
 from dlspark.objects.addresses import FILE, S3, parse_root
@@ -198,7 +198,7 @@ class ColdKeys:
                 advice="Set coldStoragePath, too",
             )
         for mirror in mirrors:
-            if mirror.noted.same_place(self.cold_root, self.cold_options):
+            if is_very_place(mirror.noted, self.cold_root, self.cold_options):
                 raise SettingsError(
                     f"coldStorageMirrors: that of region {mirror.region} is the place of the files themselves, "
                     f"coldStoragePath={self.cold_path}",

@@ -15,7 +15,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from dlspark.errors import SettingsError
-from dlspark.objects.addresses import parse_root
+from dlspark.objects.addresses import FILE, parse_root, same_folder
 from dlspark.objects.errors import ObjectAddressError
 from dlspark.objects.opening import OPTIONS
 from metadata.distributedlog.cold_places import ColdMirror
@@ -59,6 +59,11 @@ def parse_mirrors(text: str) -> tuple[MirrorPlace, ...]:
             _check_new(one, found)
             found.append(one)
     return tuple(found)
+
+
+def is_very_place(mirror: ColdMirror, root: str, options: Mapping[str, str]) -> bool:
+    """Return whether a mirror is that place: by its address, or as the same folder of this host under another name."""
+    return mirror.same_place(root, options) or (root.startswith(f"{FILE}:") and same_folder(mirror.root, root))
 
 
 def check_server_address(key: str, address: str) -> None:
@@ -114,7 +119,7 @@ def _check_new(one: MirrorPlace, others: list[MirrorPlace]) -> None:
                 f"{KEY} has two mirrors of region {one.region}; readers would take one of them alone",
                 advice="Leave one of them out",
             )
-        if other.noted.same_place(one.root, one.noted.options):
+        if is_very_place(other.noted, one.root, one.noted.options):
             raise SettingsError(
                 f"{KEY}: regions {other.region} and {one.region} have the same place, {one.root}",
                 advice="Leave one of them out, or give it a place of its own",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,13 +16,14 @@ from helpers.waiting import until
 
 from dlspark.cold.moving import daemon
 from dlspark.cold.moving.log_mover import REPLACED_LAG_S
-from dlspark.cold.moving.mirroring import LogMirrors, clear_replaced, drop_mirror
+from dlspark.cold.moving.mirroring import LogMirrors, clear_replaced, forget_mirror
 from dlspark.cold.moving.owning import is_owner_mark
 from dlspark.cold.moving.stores import MoverStores
 from dlspark.cold.moving.sweeping import sweep_deleted_log, sweep_log
 from dlspark.cold.redaction.erasing import LogErasure
 from dlspark.cold.redaction.selection import ErasureRequest
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.errors import DamagedColdFileError
 from dlspark.objects.addresses import root_of
 from dlspark.objects.errors import StoreUnavailableError
 from dlspark.objects.memory import MemoryBucket, MemoryObjectStore
@@ -30,6 +32,7 @@ from metadata.distributedlog.cold_store import ColdStore
 from metadata.foundation import fault_points
 from metadata.foundation.errors import CallerError
 from metadata.foundation.tasks import end_tasks
+from metadata.store import SetData
 
 US, ASIA = "s3://bucket-us/dl", "s3://bucket-asia/dl"
 MIRRORS = f"us={US};asia={ASIA}"
@@ -189,6 +192,57 @@ async def test_a_copy_of_another_size_is_made_anew(world):
     done = await world.mirror(namespace)
     assert (done.mended, done.copied) == ([copy], [copy])
     assert world.copies(US) == world.own()
+
+
+async def test_a_copy_is_not_replaced_where_it_may_be_the_very_file_by_another_name(world):
+    """The file was cut short, and the mirror is its own place under another address: what is left of it stays."""
+    namespace, _ = await moved(world)
+    await world.mirror(namespace)
+    copy = sorted(url for url in world.buckets[US].objects if not is_owner_mark(url))[2]
+    for bucket, url in ((world.buckets[US], copy), (world.bucket, copy.replace(US, ROOT))):
+        bucket.damage(url, bucket.objects[url][:100])
+    done = await world.mirror(namespace)
+    assert (done.mended, done.copied) == ([], [])
+    assert [one for one in done.problems if "left alone" in one]
+    assert len(world.buckets[US].objects[copy]) == 100
+    world.bucket.remove(copy.replace(US, ROOT))
+    assert (await world.mirror(namespace)).mended == []
+    assert len(world.buckets[US].objects[copy]) == 100
+
+
+async def adopted(world, namespace):
+    """A log that has the moved one's files for its own, as `restore --adopt` leaves it: they keep their names."""
+    cold, logs = ColdStore(namespace.services.logs), namespace.services.logs
+    paths = await logs.located("log")
+    about = await cold.cold_log("log")
+    own = replace(about.value, log_id="e" * 32)
+    await logs.store.multi([SetData(paths.cold, own.encode(), about.version)])
+    return about.value.log_id
+
+
+async def test_copies_of_adopted_files_are_found_again_and_swept(world):
+    """They go by the ids of the log that made them, and this one has others."""
+    namespace, _ = await moved(world)
+    first = await adopted(world, namespace)
+    assert len((await world.mirror(namespace)).copied) == 8
+    assert all(f"/{first}/" in url for url in world.buckets[US].objects if not is_owner_mark(url))
+    again = await world.mirror(namespace)
+    assert (again.copied, again.there) == ([], 8)
+    world.away.add(US)
+    assert len((await truncated(world, namespace)).copies_left) == 2
+    world.away.clear()
+    assert len((await world.sweep_old(namespace)).objects) == 2
+    assert world.copies(US) == world.own()
+    cold, stores = ColdStore(namespace.services.logs), MoverStores(world.open_store)
+    await namespace.delete_log("log")
+    (note,) = await cold.deleted_logs()
+    assert {url.split("/")[2] for url, _ in note.value.folders if first in url} == {
+        url.split("/")[2] for url in (ROOT, US, ASIA)
+    }
+    world.clock.moment_ms += DAY_MS
+    await sweep_deleted_log(namespace.services, cold, stores, note)
+    assert (world.own(), world.copies(US), world.copies(ASIA)) == ({}, {}, {})
+    await stores.close()
 
 
 async def test_a_mirror_that_is_away_keeps_no_other_from_being_filled(world):
@@ -386,28 +440,39 @@ async def _no_lock(_name, _client_id):
     return _NoLock()
 
 
-async def test_a_mirror_that_settings_name_no_more_is_emptied_on_demand_alone(world):
+async def test_a_mirror_that_settings_name_no_more_is_forgotten_on_demand_and_nothing_is_deleted(world):
     namespace, written = await moved(world)
     await world.mirror(namespace)
-    cold, stores = ColdStore(namespace.services.logs), MoverStores(world.open_store)
+    cold = ColdStore(namespace.services.logs)
     with pytest.raises(CallerError, match="no former mirror") as caught:
-        await drop_mirror(namespace.services, cold, stores, "log", namespace.settings, "us")
+        await forget_mirror(namespace.services, cold, "log", namespace.settings, "us")
     assert "take it out there first" in caught.value.advice
     fewer = await world.namespace(cold_mirror_places=f"asia={ASIA}", cold_hot_retention_s=0)
     world.right(await world.mover(fewer, "log").run())
     assert await noted(fewer) == [("asia", ASIA), ("us", US)], "copies are there, so it stays noted"
-    world.away.add(US)
-    with pytest.raises(StoreUnavailableError):
-        await drop_mirror(fewer.services, cold, stores, "log", fewer.settings, "us")
-    assert len(await noted(fewer)) == 2
-    world.away.clear()
-    assert await drop_mirror(fewer.services, cold, stores, "log", fewer.settings, "us") == 4
-    assert (world.copies(US), await noted(fewer)) == ({}, [("asia", ASIA)])
+    before = world.copies(US)
+    world.away.add(US)  # it is gone for good
+    (folder,) = await forget_mirror(fewer.services, cold, "log", fewer.settings, "us")
+    assert all(url.startswith(folder) for url in world.buckets[US].objects if not is_owner_mark(url))
+    assert (world.copies(US), await noted(fewer)) == (before, [("asia", ASIA)])
     assert await world.read(await world.namespace(region="us"), "log") == written
-    await stores.close()
+    assert (await truncated(world, fewer)).copies_left == [], "it holds up nothing any more"
 
 
-async def test_a_mirror_that_became_the_place_for_files_is_never_emptied(world):
+async def test_a_mirror_is_forgotten_by_nobody_before_its_first_file_where_it_is_the_place_by_now(world):
+    """The files' own place is lost, and settings name the mirror instead: its copies are all there is."""
+    namespace, written = await moved(world)
+    await world.mirror(namespace)
+    there = await world.namespace(cold_path=US, cold_mirror_places=f"asia={ASIA}", cold_hot_retention_s=0)
+    world.away.add(ROOT)
+    cold, before = ColdStore(there.services.logs), world.copies(US)
+    with pytest.raises(CallerError, match="nothing was done"):
+        await forget_mirror(there.services, cold, "log", there.settings, "us")
+    assert world.copies(US) == before
+    assert await world.read(await world.namespace(region="us"), "log") == written
+
+
+async def test_a_mirror_that_became_the_place_for_files_is_never_forgotten(world):
     """The region of the files is given up: new ones go where the mirror was."""
     namespace, written = await moved(world)
     await world.mirror(namespace)
@@ -420,10 +485,8 @@ async def test_a_mirror_that_became_the_place_for_files_is_never_emptied(world):
     assert set(world.copies(ASIA)) == set(world.own()) | {
         unit.file.url.rpartition("/")[2] for unit in await world.units(there, "log")
     }
-    cold, stores = ColdStore(there.services.logs), MoverStores(world.open_store)
-    with pytest.raises(CallerError, match="lie in"):
-        await drop_mirror(there.services, cold, stores, "log", there.settings, "us")
-    await stores.close()
+    with pytest.raises(CallerError, match="is a place for its files"):
+        await forget_mirror(there.services, ColdStore(there.services.logs), "log", there.settings, "us")
     assert (await world.sweep_old(there)).objects == []
     assert await world.read(await world.namespace(region="asia"), "log") == written + more
 
@@ -478,6 +541,46 @@ async def test_a_daemon_fills_mirrors_beside_its_moving(world, monkeypatch):
         await until(lambda: world.copies(US) == world.own(), "copies in us again", every_s=0.02)
     finally:
         await end_tasks([running])
+
+
+async def test_an_erasure_clears_mirrors_that_settings_name_and_nobody_has_noted_yet(world):
+    """A store fills them by itself, and no mover has passed since they were set."""
+    namespace, _ = await moved(world, cold_mirror_places="")
+    with_mirrors = await world.namespace(cold_mirror_places=MIRRORS, cold_hot_retention_s=0)
+    for url in world.files:
+        await put(world.open_store(US), url.replace(ROOT, US), world.bucket.objects[url])
+    assert await noted(namespace) == []
+    name = next(unit.file.url for unit in await world.units(namespace, "log") if unit.first == 2).rpartition("/")[2]
+    world.away.add(US)
+    one = erasure(world, with_mirrors)
+    report = await one.run(await one.plan(ErasureRequest(dlsns=(DLSN(2, 1, 0),))))
+    assert len(report.copies_left) == 1
+    world.away.clear()
+    assert name in world.copies(US)
+    assert await erasure(world, with_mirrors).clear_mirrors() == []
+    assert name not in world.copies(US)
+
+
+async def test_an_erasure_that_fails_half_way_clears_what_it_has_erased(world):
+    namespace, _ = await moved(world)
+    await world.mirror(namespace)
+    before = {unit.first: unit.file.url for unit in await world.units(namespace, "log")}
+    one = erasure(world, namespace)
+    plan = await one.plan(ErasureRequest(dlsns=(DLSN(1, 1, 0), DLSN(2, 1, 0))))
+    world.bucket.damage(before[2], b"x" * len(world.bucket.objects[before[2]]))
+    with pytest.raises(DamagedColdFileError):
+        await one.run(plan)
+    first, second = (before[number].rpartition("/")[2] for number in (1, 2))
+    assert first not in world.copies(US)
+    assert second in world.copies(US)
+
+
+async def test_a_log_without_mirrors_needs_no_turn_to_have_none_cleared(world):
+    namespace, _ = await moved(world, cold_mirror_places="")
+    other = await ColdStore(namespace.services.logs).worker("log", "a mover")
+    await other.acquire(0)
+    assert await erasure(world, namespace).clear_mirrors() == []
+    await other.release()
 
 
 async def test_an_erasure_that_cannot_clear_mirrors_tells_of_all_copies(world):

@@ -64,6 +64,19 @@ def test_what_makes_no_sense_is_refused_with_a_reason_and_advice(text, message):
     assert "secret" not in str(caught.value)
 
 
+def test_a_mirror_that_is_the_place_of_the_files_by_a_link_is_refused(tmp_path):
+    (tmp_path / "cold").mkdir()
+    for name in ("us", "asia"):
+        (tmp_path / name).symlink_to(tmp_path / "cold")
+    place = {"coldStoragePath": str(tmp_path / "cold")}
+    with pytest.raises(SettingsError, match="the place of the files themselves"):
+        mirrors(f"us={tmp_path / 'us'}", **place)
+    with pytest.raises(SettingsError, match="have the same place"):
+        mirrors(f"us={tmp_path / 'us'};asia={tmp_path / 'asia'}")
+    (tmp_path / "other").mkdir()
+    assert len(mirrors(f"us={tmp_path / 'other'}", **place)) == 1
+
+
 def test_mirrors_of_nothing_are_refused():
     with pytest.raises(SettingsError, match="coldStoragePath is not"):
         Settings.from_mapping({"coldStorageMirrors": "us=s3://b-us/x"})

@@ -7,14 +7,19 @@
 What the nearest cannot give, the next one is asked for: a copy that is not there yet, or is damaged, or whose store
 refuses, cannot be reached, or does not answer in time. Where none gave it, the file's own place is asked once more and
 without a limit of time, if it was given up for time or passed over: so a file with mirrors is never harder to read than
-one without, and what is raised is always what its own place says.
+one without, and what is raised is what its own place says.
+
+One thing is not believed at once: that a file is damaged or missing, for by that a reader ends, or passes its records
+over. Before that is raised all mirrors are asked, those that were passed over and those that had no copy before; and
+as long as one of them cannot be asked, what is raised is that a store is out of reach, which readers wait for.
 
 What comes from a mirror is as good as what comes from the file's own place, or it is not taken: the footer has to have
 the digest that the file's mark says, and everything else hangs on the footer (`files.footer`). So a mirror that has
 another file of the name, or a longer one, gives nothing or gives the same records.
 
 Fault model: a place fails in any way, at any time, and comes back. One that could not be reached is passed over for
-`AWAY_S`; one that has not got a file, or has it damaged, is not asked for this file again by the same reader. A mirror
+`AWAY_S`; one that has not got a file, or has it damaged, is asked for this file again by the same reader only where the
+file's own place fails. A mirror
 whose library is not installed, or that this process may not use, is one that cannot be reached.
 """
 
@@ -26,7 +31,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
-from dlspark.objects.errors import ObjectAddressError, ObjectNotFoundError, ObjectStoreError, RangeShortError
+from dlspark.objects.errors import (
+    ObjectAddressError,
+    ObjectNotFoundError,
+    ObjectStoreError,
+    RangeShortError,
+    StoreUnavailableError,
+)
 from dlspark.objects.store import ObjectStore
 from dlspark.tables.errors import MissingExtraError
 from metadata.distributedlog.cold_places import ColdFile, ColdMirror
@@ -165,32 +176,67 @@ class FilePlaces:
 
     async def load(self, load: Callable[[FilePlace, float | None], Awaitable[T]]) -> T:
         """Return what `load` makes of a place: it fetches what it needs there within so many seconds (None: without a
-        limit), and checks it. Raises what the file's own place raises."""
+        limit), and checks it. Raises what the file's own place raises; StoreUnavailableError where that has no such
+        file, or none that is right, and a mirror cannot be asked."""
         if len(self._places) == 1:
             return await load(self._own, None)
         own_error: Exception | None = None
+        passed_over: list[FilePlace] = []
+        lost: list[Exception] = []
         for place in self._places:
             if place.key in self._without or self._known.is_away(place):
+                passed_over += [place] if place is not self._own else []
                 continue
             try:
                 found = await load(place, ANSWER_S)
             except _NOT_GIVEN as error:
                 if place is not self._own:
                     self._without |= set() if is_place_lost(error) else {place.key}
+                    lost += [error] if is_place_lost(error) else []
                 elif not isinstance(error, asyncio.TimeoutError):
                     own_error = error
                 self._known.failed(place, error)
                 self._reads_from.fell_over()
                 continue
-            self._known.answered(place)
-            if place.mirror is not None:
-                self._reads_from.from_mirror()
-            return found
-        if own_error is not None:
-            raise own_error
-        found = await load(self._own, None)
-        self._known.answered(self._own)
+            return self._given(place, found)
+        if own_error is None:
+            try:
+                return self._given(self._own, await load(self._own, None))
+            except _NOT_GIVEN as error:
+                own_error = error
+        if isinstance(own_error, StoreUnavailableError):
+            raise own_error  # it is waited for in any case
+        # What it says now may be the last word on records: so whoever was passed over, or had no such copy then, is
+        # asked before it is said.
+        for place in passed_over:
+            try:
+                found = await load(place, ANSWER_S)
+            except _NOT_GIVEN as error:
+                self._known.failed(place, error)
+                lost += [error] if is_place_lost(error) else []
+                continue
+            self._without.discard(place.key)
+            return self._given(place, found)
+        if any(_is_waited_for(error, own_error) for error in lost):
+            raise StoreUnavailableError(
+                f"the file's own place does not give it ({own_error}), and a mirror that may have it cannot be asked",
+                path=self._own.url,
+            ) from own_error
+        raise own_error
+
+    def _given(self, place: FilePlace, found: T) -> T:
+        self._known.answered(place)
+        if place.mirror is not None:
+            self._reads_from.from_mirror()
         return found
+
+
+def _is_waited_for(lost: Exception, own_error: Exception) -> bool:
+    """Return whether a mirror that could not be asked is waited for, by what it said and what the file's own place
+    said. Where that has no such file, or a damaged one, its records would be given up or passed over: so any mirror is
+    waited for. Where it only refuses nothing is given up, and a mirror that refuses too will not come back by itself.
+    """
+    return not is_place_lost(own_error) or isinstance(lost, StoreUnavailableError | asyncio.TimeoutError)
 
 
 def is_place_lost(error: BaseException) -> bool:

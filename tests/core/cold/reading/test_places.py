@@ -28,6 +28,7 @@ from dlspark.objects.opened_store import ReadPolicy
 from dlspark.tables.errors import MissingExtraError
 from metadata.distributedlog.cold_places import ColdFile, ColdMirror
 from metadata.distributedlog.segments import SegmentMetadata
+from metadata.foundation.errors import CorruptDataError
 
 OWN = "s3://memory/cold"
 URL = f"{OWN}/ns/log/one.parquet"
@@ -317,6 +318,50 @@ async def test_what_is_raised_is_what_the_files_own_place_says(regions):
         await damaged.records("us")
     assert hurt.value.url == URL
     await damaged.hold.close()
+
+
+@pytest.mark.parametrize("how", ["damaged", "gone"])
+async def test_a_file_is_given_up_by_nobody_while_a_mirror_cannot_be_asked(regions, wanted, how):
+    """The mirror was out of reach for another file, so it is passed over; it has a good copy of this one."""
+    regions.take_away(ASIA.root)
+    reader = regions.reader("us")
+    regions.refuse(US.root)
+    await reader.footer()  # the mirror in us is passed over from now on
+    if how == "gone":
+        regions.take_away(OWN)
+    else:
+        regions.damage(OWN, b"x" * len(regions.data))
+    with pytest.raises(StoreUnavailableError, match="cannot be asked") as caught:
+        await regions.records("us")
+    assert isinstance(caught.value.__cause__, DamagedColdFileError | ObjectNotFoundError)
+    assert not isinstance(caught.value, CorruptDataError)
+    regions.places[US.root].bucket.faults.stop()
+    assert await regions.records("us") == wanted, "it is back, and is asked though its time is not over"
+
+
+async def test_a_file_whose_own_place_was_away_and_is_damaged_is_not_given_up_either(regions, wanted):
+    regions.refuse(US.root)
+    regions.refuse(OWN)
+    regions.take_away(ASIA.root)
+    with pytest.raises(StoreUnavailableError):
+        await regions.records("us")
+    regions.places[OWN].bucket.faults.stop()
+    regions.damage(OWN, b"x" * len(regions.data))
+    with pytest.raises(StoreUnavailableError, match="cannot be asked"):
+        await regions.records("us")
+    regions.places[US.root].bucket.faults.stop()
+    assert await regions.records("us") == wanted
+
+
+async def test_a_copy_that_came_later_is_found_once_the_files_own_place_fails(regions, wanted):
+    for root in (US.root, ASIA.root):
+        regions.take_away(root)
+    reader = regions.reader("us")
+    footer = await reader.footer()
+    await regions.put(US.root, regions.data)
+    regions.damage(OWN, b"x" * len(regions.data))
+    found = [records.value.to_pylist() async for _, records in reader.all_records(range(len(footer.row_groups)))]
+    assert [one for some in found for one in some] == wanted
 
 
 async def test_a_files_place_that_is_only_slow_is_waited_for_where_mirrors_have_nothing(regions, wanted, monkeypatch):
