@@ -25,6 +25,8 @@ from dlspark.sandbox.state import (
 from metadata.foundation.errors import CallerError, NotAppliedError
 
 MAX_ROUND_TRIP_MS = 60_000
+_USUAL_RTT = f"{DEFAULT_ROUND_TRIP_MS:g}ms"
+
 DirectoryOption = Annotated[
     Path | None,
     typer.Option("--dir", help="Where the sandbox keeps its data, across restarts; ~/.dlspark/sandbox if not said."),
@@ -58,11 +60,7 @@ def start(
     ] = 0,
     rtt: Annotated[
         str | None,
-        typer.Option(
-            help="Round trip between two regions, with --regions.",
-            metavar="TIME",
-            show_default=f"{DEFAULT_ROUND_TRIP_MS:g}ms",
-        ),
+        typer.Option(help="Round trip between two regions.", metavar="TIME", show_default=_USUAL_RTT),
     ] = None,
 ) -> None:
     """Start ZooKeeper and the storage nodes and print the namespace's URI. While it runs (in the default directory), it
@@ -71,10 +69,8 @@ def start(
 
     directory = directory or default_directory()
     if rtt is not None and not regions:
-        raise CallerError(
-            "--rtt is the way between regions, and there are none", advice="Add --regions 3, or leave it out"
-        )
-    rtt = rtt or f"{DEFAULT_ROUND_TRIP_MS:g}ms"
+        raise CallerError("--rtt is the way between regions, and there are none", advice="Add --regions 3")
+    rtt = rtt or _USUAL_RTT
     round_trip_ms = parse_round_trip_ms(rtt)
     if detach:
         typer.echo(_start_detached(directory, nodes, port, auto_recovery, proxies, cold, regions, rtt))
