@@ -61,6 +61,7 @@ async def mirror(
 
         async def work(name: str) -> None:
             async with await namespace.open_log(name) as log:
+                await log.metadata()  # a name that is none is said to be none
                 if drop is not None:
                     dropped[name] = [*await forget_mirror(services, cold, name, log.settings, drop)]
                 elif log.settings.cold_mirrors:

@@ -104,6 +104,7 @@ def test_a_mirror_is_filled_whoever_is_killed_and_read_while_the_files_are_away(
         assert flag.exists()
         assert commands.files(commands.us).items() < commands.files(commands.own).items()
         assert commands.read("flights", len(written), "us") == written
+    commands.run("cold", "mirror", "nope", status=1)  # no such log
     done = commands.run("cold", "mirror", "flights")
     assert (done["logs"][0]["problems"], done["logs"][0]["busy"]) == ([], None)
     assert commands.files(commands.us) == commands.files(commands.own)
