@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -310,7 +310,11 @@ async def _verify_log(
             results.append(await verify_object(stores.of(file), file.url, file))
             for mirror in file.copies_in(about.value.mirrors) if mirrors and about is not None else ():
                 copy = mirror.url_of(file.url)
-                results.append(await verify_object(stores.at(mirror.root, mirror.options), copy, file))
+                found = await verify_object(stores.at(mirror.root, mirror.options), copy, file)
+                if found.wrong is not None:
+                    advice = f"if it is damaged, delete it there: dlspark cold mirror {name} makes it anew"
+                    found = replace(found, wrong=f"{found.wrong}; {advice}")
+                results.append(found)
 
 
 @over_namespace

@@ -129,6 +129,10 @@ def test_a_mirror_is_filled_whoever_is_killed_and_read_while_the_files_are_away(
     wrong = commands.run("cold", "verify", "flights", "--mirrors", status=3)["files"]
     assert [Path(one["url"].removeprefix("file://")) for one in wrong if one["wrong"]] == [copy]
     assert commands.read("flights", len(written), "us") == written
+    assert [one for one in wrong if one["wrong"] and "delete it there" in one["wrong"]]
+    copy.unlink()
+    assert len(commands.run("cold", "mirror", "flights")["logs"][0]["copied"]) == 1
+    assert commands.files(commands.us) == commands.files(commands.own)
 
 
 def test_an_erasure_says_which_mirror_has_the_record_until_none_has(commands):
