@@ -90,6 +90,8 @@ class MoverDaemon:
         self._news = asyncio.Event()
         self._to_mirror = asyncio.Event()
         self._mirrors: dict[str, LogMirrors] = {}
+        self._mirrored: set[str] = set()
+        """Logs that have mirrors, by their settings."""
         measures = self._services.meter.root
         measures.cold_lag.follow(self, lambda daemon: max(daemon._lags.values(), default=0))
         measures.cold_findings.follow(self, lambda daemon: sum(daemon._findings.values()))
@@ -171,6 +173,7 @@ class MoverDaemon:
         finally:
             self._lags.pop(name, None)
             self._findings.pop(name, None)
+            self._mirrored.discard(name)
 
     # ------------------------------------------------------------------ one log
 
@@ -182,6 +185,7 @@ class MoverDaemon:
             while True:
                 changed.clear()
                 wait_s = LOOK_S
+                self._see_mirrors(log)
                 if log.settings.cold_path:
                     try:
                         wait_s = await self._pass(mover, log, changed)
@@ -210,7 +214,8 @@ class MoverDaemon:
             self._lags[mover.name] = done.lag_ms
         if done.moved or done.cold_deleted or done.replaced_deleted:
             self._news.set()
-            self._to_mirror.set()
+            if mover.name in self._mirrored:
+                self._to_mirror.set()
         if done.problems:
             return -1.0
         if done.busy is not None:
@@ -256,6 +261,14 @@ class MoverDaemon:
 
     # ------------------------------------------------------------------ mirrors
 
+    def _see_mirrors(self, log: AsyncLog) -> None:
+        """Note whether a log has mirrors, so that a round over them opens those logs alone."""
+        if not log.settings.cold_mirrors:
+            self._mirrored.discard(log.name)
+        elif log.name not in self._mirrored:
+            self._mirrored.add(log.name)
+            self._to_mirror.set()
+
     async def _follow_mirrors(self) -> None:
         """Copy into mirrors when something has moved, and now and then in any case. Beside the moving: a region that is
         far, or away, must not hold it up."""
@@ -269,8 +282,8 @@ class MoverDaemon:
     async def mirror(self) -> bool:
         """Copy for a while what the mirrors of all logs lack, one log after the other; return whether there is more."""
         more = False
-        self._mirrors = {name: one for name, one in self._mirrors.items() if name in self._tasks}
-        for name in list(self._tasks):
+        self._mirrors = {name: one for name, one in self._mirrors.items() if name in self._mirrored}
+        for name in sorted(self._mirrored):
             try:
                 async with await self._namespace.open_log(name) as log:
                     if not log.settings.cold_mirrors:
