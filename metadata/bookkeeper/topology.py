@@ -162,15 +162,17 @@ class TopologyStore:
         return found
 
     async def _read(self, watch: Callable[[WatchEvent], None] | None) -> Topology:
-        while True:
+        # Whoever keeps it asks whether it is there first: most clusters have none, and this one request hears of its
+        # creation as of any change.
+        while watch is None or await self._store.exists(self._path, watch) is not None:
             try:
-                data, stat = await self._store.get(self._path, watch)
+                data, stat = await self._store.get(self._path)
             except NoNodeError:
-                # Watched as missing, so that its creation is heard of.
-                if await self._store.exists(self._path, watch) is None:
+                if watch is None:
                     return Topology()
                 continue
             return Topology.decode(data, self._path, stat.version)
+        return Topology()
 
     async def disallowed_regions(self) -> frozenset[str]:
         """Return the regions that take no new data. Raises as `read`."""

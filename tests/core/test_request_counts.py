@@ -15,7 +15,7 @@ BOUNDS = {
     "create the log": (9, 9),
     "open the log": (0, 0),
     "open a writer": (10, 10),
-    "first write": (15, 6),
+    "first write": (16, 6),
     "open a reader, and read": (6, 6),
     "open a writer again": (11, 11),
     "write again": (6, 6),
@@ -23,6 +23,7 @@ BOUNDS = {
 }
 """For a client's first log, and for a later one: by then it knows the cluster's layout and most nodes' addresses.
 
+One of the first write asks whether storage nodes announce where they are: what ledgers demand of regions is kept by it.
 One for each time that a reader lists segments asks whether the log has cold storage. It goes along with the list, so it
 costs no time; `ColdLister.names` says why it cannot be spared."""
 ONCE = ("create the log", "open a writer", "first write", "open a reader, and read", "open a writer again")
