@@ -20,7 +20,7 @@ from simulation.runs.seeds import replay_command, run_seed
 FIRST_SEEDS = 40
 SEEDS = 100
 MORE_SEEDS = 1500
-RARE_SEEDS = (110, 124, 125, 158, 165, 334, 703)
+RARE_SEEDS = (110, 124, 125, 158, 165, 334, 703, 30_623)
 """Seeds that reached what the first ones do not when this was written. They are tried before others, as these take four
 minutes to come to the last of them; where they reach it no more, others do."""
 MUTATION_SEEDS = 300
