@@ -56,6 +56,8 @@ class Inode:
     durable: bytearray = field(default_factory=bytearray)
     pending: list[tuple[int, bytes]] = field(default_factory=list)
     """Unsynced writes in order; a length of -1 as offset stands for a truncation to the length of the bytes."""
+    earlier: int = 0
+    """How many of them, the first ones, are of a process that was killed."""
 
 
 @dataclass(slots=True)
@@ -242,14 +244,17 @@ class SimulatedDisk:
             self._keep_some(inode)  # marked clean nevertheless, as by Linux: a second sync would report success
             raise
         written, inode.pending = inode.pending, []
+        earlier, inode.earlier = inode.earlier, 0
         for offset, data in written:
             _apply(inode.durable, offset, data)
-        if self.synced is not None and written:
-            self.synced(file.path, written)
+        if self.synced is not None and written[earlier:]:
+            # What a killed process left in the cache was replayed from there: by its bytes nothing begins to count.
+            self.synced(file.path, written[earlier:])
 
     def _keep_some(self, inode: Inode) -> list[tuple[int, bytes]]:
         """Put each unsynced write on the medium whole, in part, or not at all; return those that are there whole."""
         written, inode.pending = inode.pending, []
+        inode.earlier = 0
         for offset, data in written:
             fate = TORN if self.tears else self.rng.random()
             if offset < 0 or fate < WHOLE:
@@ -437,6 +442,9 @@ class SimulatedDisk:
             queued.clear()
         if power:
             self._lose_cache()
+        for directory in self._directories.values():
+            for inode in directory.names.values():
+                inode.earlier = len(inode.pending)
         self.tears = False
 
     def _lose_cache(self) -> None:

@@ -159,3 +159,26 @@ def test_a_damaged_node_may_name_what_it_has_lost() -> None:
     media = media_of()
     media.synced(node_of(loop, damaged=True), CHECKPOINT, named(BLOCK))
     loop.finish()
+
+
+def test_a_batch_of_a_killed_process_begins_no_count_when_its_file_is_used_again() -> None:
+    """Its number was found by replay; the file's next batches go on behind it, and their sync takes it along."""
+    loop = SimulatedLoop(Random(1))
+    media, node = media_of(), node_of(loop)
+    node.disk.synced = lambda path, written: media.synced(node, path, written)
+    node.disk.make_directory("/journal1/current")
+    file = node.disk.open(JOURNAL, create=True)
+    for written in (batch(12, 10), batch(11, 10)):
+        file.write_at(written[0], [written[1]])
+    file.sync_data()
+    offset, data = batch(13, 11)
+    file.write_at(offset, [data])
+    node.disk.cut(power=False)
+    media.node_starts("b0")
+    file.write_at(0, [b"header"])
+    file.sync_data()
+    offset, data = batch(14, 13)
+    file.write_at(offset, [data])
+    file.sync_data()
+    assert list(media.nodes["b0"].durable) == [(7, 11), (7, 12), (7, 14)]
+    loop.finish()
