@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Final
 
@@ -283,24 +283,19 @@ class MoverDaemon:
         """Copy for a while what the mirrors of all logs lack, one log after the other; return whether there is more."""
         more = False
         self._mirrors = {name: one for name, one in self._mirrors.items() if name in self._mirrored}
-        for name in sorted(self._mirrored):
-            try:
-                async with await self._namespace.open_log(name) as log:
-                    if not log.settings.cold_mirrors:
-                        self._mirrors.pop(name, None)
-                        continue
-                    if name not in self._mirrors:
-                        self._mirrors[name] = LogMirrors(self._services, self.cold, self.stores, name)
-                    # A turn each: a log with years to copy must not keep the others' new files away.
-                    done = await self._mirrors[name].run(log.settings, turns=1)
-                    more = more or done.more
-            except LogNotFoundError:
-                continue
-            except InvariantViolation:
-                raise
-            except DistributedLogError as error:
-                self._raise_if_closed(error)
-                _log.warning("log %s: its mirrors could not be filled: %s", name, error, extra=about(log=name))
+
+        async def fill(log: AsyncLog) -> None:
+            nonlocal more
+            if not log.settings.cold_mirrors:
+                self._mirrors.pop(log.name, None)
+                return
+            if log.name not in self._mirrors:
+                self._mirrors[log.name] = LogMirrors(self._services, self.cold, self.stores, log.name)
+            # A turn each: a log with years to copy must not keep the others' new files away.
+            done = await self._mirrors[log.name].run(log.settings, turns=1)
+            more = more or done.more
+
+        await self._each(sorted(self._mirrored), fill, "its mirrors could not be filled")
         return more
 
     # ------------------------------------------------------------------ from time to time
@@ -313,6 +308,21 @@ class MoverDaemon:
                 _log.warning("lake table %s is not level: %s", report.table, report.error)
             for finding in report.findings:
                 _log.warning("lake table %s: %s", report.table, finding)
+
+    async def _each(self, names: Iterable[str], work: Callable[[AsyncLog], Awaitable[None]], failure: str) -> None:
+        """Do some work for one log after the other. One that fails is told of as `failure`, and keeps no other from it;
+        one that is gone is passed over."""
+        for name in names:
+            try:
+                async with await self._namespace.open_log(name) as log:
+                    await work(log)
+            except LogNotFoundError:
+                continue
+            except InvariantViolation:
+                raise
+            except DistributedLogError as error:
+                self._raise_if_closed(error)
+                _log.warning("log %s: %s: %s", name, failure, error, extra=about(log=name))
 
     async def _from_time_to_time(self, period_s: float, work: Callable[[], Awaitable[object]]) -> None:
         # The first time soon, but not at once, and not with all other processes.
@@ -330,21 +340,13 @@ class MoverDaemon:
     async def audit(self) -> list[ColdFinding]:
         """Look whether every file is there; return what is wrong."""
         found: list[ColdFinding] = []
-        for name in list(self._tasks):
-            try:
-                async with await self._namespace.open_log(name) as log:
-                    _, wrong = await audit_log(self._services, self.cold, self.stores, name, log.settings)
-            except LogNotFoundError:
-                continue
-            except InvariantViolation:
-                raise
-            except DistributedLogError as error:
-                # One log that cannot be read keeps no other from being looked at; what is known of it stays known.
-                self._raise_if_closed(error)
-                _log.warning("log %s: its files could not be audited: %s", name, error, extra=about(log=name))
-                continue
-            self._findings[name] = len(wrong)
-            found += wrong
+
+        async def look(log: AsyncLog) -> None:
+            _, wrong = await audit_log(self._services, self.cold, self.stores, log.name, log.settings)
+            self._findings[log.name] = len(wrong)
+            found.extend(wrong)
+
+        await self._each(list(self._tasks), look, "its files could not be audited")
         return found
 
     async def sweep(self) -> None:
