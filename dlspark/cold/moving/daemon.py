@@ -294,6 +294,8 @@ class MoverDaemon:
             # A turn each: a log with years to copy must not keep the others' new files away.
             done = await self._mirrors[log.name].run(log.settings, turns=1)
             more = more or done.more
+            if done.failure is not None:
+                _log.warning("log %s: %s", log.name, done.failure, extra=about(log=log.name))
 
         await self._each(sorted(self._mirrored), fill, "its mirrors could not be filled")
         return more
