@@ -209,7 +209,7 @@ def test_what_a_sandbox_with_regions_cannot_have_is_refused(
 def test_an_odd_number_of_servers_has_a_vote_and_the_others_observe(tmp_path: Path, regions: int, votes: int) -> None:
     places = tuple(replace(PLACES[0], name=f"r{n}", zookeeper_port=20000 + n) for n in range(1, regions + 1))
     made = SandboxRegions(tmp_path, replace(STATE, regions=places), 250, cast(Any, None))
-    configurations = [server._member.config() for server in made._voters.values() if server._member is not None]
+    configurations = [server._member.config() for server in made._zookeepers.values() if server._member is not None]
     assert ["peerType=observer" in one for one in configurations] == [n >= votes for n in range(regions)]
     assert {one.count(":observer\n") for one in configurations} == {regions - votes}
 
