@@ -98,7 +98,7 @@ class Regions:
 
     def leading_region(self) -> str:
         """The region of the voter that leads."""
-        from metadata.zookeeper.embedded import four_letters
+        from metadata.zookeeper.homing import four_letters
 
         places = self.sandbox.state.regions
         modes = {p.name: four_letters(p.host, p.zookeeper_port, "srvr") for p in places}
