@@ -188,6 +188,10 @@ def test_clients_use_their_own_regions_proxies_and_go_on_elsewhere_when_it_is_lo
     assert served.homes(log) == [R2]
     sandbox.heal_region(R1)
     assert served.move(log, R1, asked_in=R2)["moved"]
+    # It is cut off, and nobody hears of it: the owner does not answer, and loses its session.
+    goes_on_after(lambda: sandbox.regions.cut(R1))
+    assert R2 in served.homes(log)
+    sandbox.heal_region(R1)
     # The reader's read proxy ends: it reads elsewhere, and at home again once that can be.
     goes_on_after(lambda: sandbox.proxies.kill(READER - 2))
     sandbox.proxies.start_one(READER - 2)
