@@ -12,6 +12,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -44,8 +45,13 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_by(path: Path) -> Iterator[str]:
-    """Yield the modules that a file imports, wherever in it."""
+@cache
+def imported_by(path: Path) -> frozenset[str]:
+    """Return the modules that a file imports, wherever in it, as it is when this is first asked."""
+    return frozenset(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
@@ -66,7 +72,7 @@ def nearest_first(changed: Iterable[Path], tests: Iterable[Path]) -> list[Path]:
             found.append((0, test))
         elif test.parent in folders:
             found.append((1, test))
-        elif modules & set(imported_by(TESTS / test)):
+        elif modules & imported_by(TESTS / test):
             found.append((2, test))
     return [test for _, test in sorted(found)]
 
