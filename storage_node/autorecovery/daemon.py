@@ -90,8 +90,17 @@ class AutoRecovery:
         clock = clock or SystemClock()
 
         async def audit() -> None:
-            judge = self._client.judge_placement
-            self.auditor = Auditor(self.marks, auditors, self._ledgers, registry, checker, settings, clock, judge)
+            self.auditor = Auditor(
+                self.marks,
+                auditors,
+                self._ledgers,
+                registry,
+                checker,
+                settings,
+                clock,
+                self._client.judge_placement,
+                self._client.knows_places,
+            )
             await self.auditor.run()
 
         self.election = AuditorElection(auditors, bookie_id, audit)

@@ -270,6 +270,11 @@ class LedgerClient:
         placement = self._use().placements.of(metadata)
         return await placement.judge(bookies, metadata.write_quorum, metadata.ack_quorum)
 
+    def knows_places(self, bookies: Sequence[str], metadata: LedgerMetadata) -> bool:
+        """Return whether it was known where all bookies of an ensemble lie, when `judge_placement` looked at it last.
+        Raises CorruptDataError where the ledger's own rule cannot be read."""
+        return not self._use().placements.of(metadata).unknown_places(bookies)
+
     async def placement_moves(self, bookies: Sequence[str], metadata: LedgerMetadata) -> Mapping[int, str]:
         """Return where copies of an ensemble are to be moved, so that it keeps what `judge_placement` judges by. Raises
         NotEnoughBookiesError, RackResolutionError, and the metadata store's errors."""

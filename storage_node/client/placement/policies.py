@@ -59,6 +59,10 @@ class Placement(Protocol):
         from asking."""
         ...
 
+    def unknown_places(self, bookies: Collection[str]) -> frozenset[str]:
+        """Return those of the bookies whose rack or region was not known at the last look. Never waits."""
+        ...
+
     async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
         """Return where copies of a closed ledger's ensemble are to be moved, so that it keeps this policy's rule: the
         fewest, by index; none where it does. Raises NotEnoughBookiesError where it cannot be had now,
@@ -182,6 +186,10 @@ class UniformPlacement(PlacementPolicy):
         """Return none: this policy has no use for locations."""
         return frozenset()
 
+    def unknown_places(self, bookies: Collection[str]) -> frozenset[str]:
+        """Return none: this policy has no use for locations."""
+        return frozenset()
+
     async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
         """Return none: this policy has no rule that an ensemble could break."""
         return {}
@@ -272,6 +280,10 @@ class RackAwarePlacement(PlacementPolicy):
     async def unlocated(self, bookies: Sequence[str]) -> frozenset[str]:
         """Return those of the bookies whose rack is not known, having asked for it again."""
         await self.look_again(bookies)
+        return self.unknown_places(bookies)
+
+    def unknown_places(self, bookies: Collection[str]) -> frozenset[str]:
+        """Return those of the bookies whose rack was not known at the last look."""
         return frozenset(bookie for bookie in bookies if not self.racks.is_known(bookie))
 
     async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:

@@ -199,6 +199,10 @@ class RegionAwarePlacement(PlacementPolicy):
     async def unlocated(self, bookies: Sequence[str]) -> frozenset[str]:
         """Return those of the bookies whose region is not known, having asked for it again."""
         await self._by_racks.look_again(bookies)
+        return self.unknown_places(bookies)
+
+    def unknown_places(self, bookies: Collection[str]) -> frozenset[str]:
+        """Return those of the bookies whose region was not known at the last look."""
         return frozenset(bookie for bookie in bookies if self.racks.region_of(bookie) is None)
 
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:

@@ -182,13 +182,42 @@ async def test_nothing_is_moved_while_locations_are_not_known(monkeypatch: pytes
         before = await world.metadata(ledger_id)
         world.places.fails = True
         recovery = await world.recover("r1", MENDING)
-        await world.marks.mark_placement(ledger_id)
+        await world.marks.mark_placement(ledger_id)  # by Java's auditor, say
         await world.until_repaired()
         await next_check(world, recovery)
         assert await world.metadata(ledger_id) == before
         world.places.fails = False
         await asyncio.sleep(60)  # locations that are not known are asked for once a minute
         await world.until_mended(ledger_id)
+
+
+@virtual_time
+async def test_a_lost_node_is_restored_before_copies_of_other_ledgers_are_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Misplaced(monkeypatch, {"eu": 5, "us": 2}) as world:
+        misplaced = [await world.in_one_region(6) for _ in range(30)]
+        lost = [misplaced[7], misplaced[23]]
+        for ledger_id in misplaced:
+            await world.marks.mark_placement(ledger_id)
+        for ledger_id in lost:  # as the check by reading does
+            name = (await world.metadata(ledger_id)).last_ensemble.bookies[0]
+            del world.bookies[name].ledgers[ledger_id]
+            await world.marks.mark(ledger_id, [name])
+        taken: list[int] = []
+
+        def note(_session: int, operation: str, path: str) -> None:
+            if operation == "create" and "/locks/urL" in path:
+                taken.append(int(path.rpartition("urL")[2]))
+
+        world.tree.inject = note
+        await world.recover("r1", replace(MENDING, periodic_placement_check_interval_s=0, periodic_check_interval_s=0))
+        await world.until_repaired()
+        assert set(taken[:2]) == set(lost)
+        assert sorted(taken) == misplaced
+        await world.until_mended(*misplaced)
+        for ledger_id in misplaced:
+            await world.assert_whole(ledger_id, 6)
 
 
 @virtual_time
