@@ -15,16 +15,18 @@ from typing import Protocol, TypeVar
 
 from metadata.bookkeeper.bookies import BookieAddress, UnknownBookieError
 from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.pacing import run_in_slices
 from storage_node.client.placement.arranging import (
     Adherence,
     adherence,
     arrange,
     arrange_roughly,
+    broken_windows,
     replace_alike,
     replace_lawfully,
 )
 from storage_node.client.placement.candidates import Candidates, Stages
-from storage_node.client.placement.mending import fewest_moves
+from storage_node.client.placement.mending import BrokenEnsemble, search_moves
 from storage_node.client.placement.racks import RackMap, is_default
 from storage_node.client.placement.regions import PlacementRefusal
 from storage_node.errors import NotEnoughBookiesError, RackResolutionError, RequestTimeoutError
@@ -295,7 +297,11 @@ class RackAwarePlacement(PlacementPolicy):
         def verdict(bookies: Sequence[str]) -> Adherence:
             return adherence(bookies, racks.rack_of, racks.is_known, write_quorum, wanted)
 
-        return made(fewest_moves(ensemble, order, racks.rack_of, racks.rack_of, verdict))
+        def failing(bookies: Sequence[str]) -> Sequence[Sequence[int]]:
+            return broken_windows([racks.rack_of(bookie) for bookie in bookies], write_quorum, wanted)
+
+        broken = BrokenEnsemble(ensemble, order, racks.rack_of, racks.rack_of, _all_alike, verdict, failing)
+        return made(await run_in_slices(search_moves(broken)))
 
     async def look_again(self, bookies: Sequence[str]) -> None:
         """Ask for the locations of all bookies that have none: also of those that may take a member's place. Raises the
@@ -346,6 +352,10 @@ class RackAwarePlacement(PlacementPolicy):
         if lawful is not None or self._settings.enforces_racks:
             return lawful
         return next(iter(order), None)
+
+
+def _all_alike(rack: str) -> None:
+    """Return the same for every rack: without regions any one without a copy is as good as another."""
 
 
 def addresses_of(bookies: Sequence[str]) -> list[BookieAddress]:

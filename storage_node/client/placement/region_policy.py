@@ -18,10 +18,11 @@ from typing import Final
 
 from metadata.bookkeeper.bookies import BookieAddress
 from metadata.foundation.errors import CallerError
+from metadata.foundation.pacing import run_in_slices
 from storage_node.client.placement.arranging import Adherence
 from storage_node.client.placement.candidates import Candidates, Stages
 from storage_node.client.placement.ledger_rules import LedgerRule, rule_of_settings
-from storage_node.client.placement.mending import fewest_moves
+from storage_node.client.placement.mending import BrokenEnsemble, search_moves
 from storage_node.client.placement.policies import (
     PlacementPolicy,
     RackAwarePlacement,
@@ -29,11 +30,12 @@ from storage_node.client.placement.policies import (
     made,
     refuse_unlocated,
 )
-from storage_node.client.placement.racks import RackMap, is_default
+from storage_node.client.placement.racks import RackMap, is_default, region_of
 from storage_node.client.placement.regions import (
     PlacementRefusal,
     RegionRules,
     adherence_over_regions,
+    broken_parts,
     keeps_regions,
     new_ensemble,
     quorum_fault,
@@ -175,13 +177,18 @@ class RegionAwarePlacement(PlacementPolicy):
         def verdict(bookies: Sequence[str]) -> Adherence:
             return adherence_over_regions(bookies, rack_of, write_quorum, ack_quorum, rules)
 
+        def failing(bookies: Sequence[str]) -> Sequence[Sequence[int]]:
+            return broken_parts(bookies, rack_of, write_quorum, ack_quorum, rules)
+
         # Where no number of regions is demanded it is by racks that an ensemble fails, and another rack of the same
         # region may do; where one is, racks within a region may be what is wrong only if they are enforced.
-        domains: list[Callable[[str], str | None]] = [self.racks.region_of]
+        over_regions = BrokenEnsemble(ensemble, order, rack_of, self.racks.region_of, str, verdict, failing)
+        over_racks = replace(over_regions, domain_of=rack_of, alike=region_of)
+        ways = [over_regions]
         if rules.enforce_racks or not rules.enforced:
-            domains.insert(len(domains) if rules.enforced else 0, rack_of)
-        for domain_of in domains:
-            found = fewest_moves(ensemble, order, rack_of, domain_of, verdict)
+            ways.insert(len(ways) if rules.enforced else 0, over_racks)
+        for way in ways:
+            found = await run_in_slices(search_moves(way))
             if not isinstance(found, PlacementRefusal):
                 return found
         return made(found)
