@@ -65,9 +65,11 @@ class Placement(Protocol):
         """Return those of the bookies whose rack or region was not known at the last look. Never waits."""
         ...
 
-    async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
+    async def moves(
+        self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int, but: Collection[str] = ()
+    ) -> Mapping[int, str]:
         """Return where copies of a closed ledger's ensemble are to be moved, so that it keeps this policy's rule: the
-        fewest, by index; none where it does. Raises NotEnoughBookiesError where it cannot be had now,
+        fewest, by index; to none of `but`; none where it does. Raises NotEnoughBookiesError where it cannot be had now,
         RackResolutionError where it is not known where its bookies lie."""
         ...
 
@@ -192,7 +194,9 @@ class UniformPlacement(PlacementPolicy):
         """Return none: this policy has no use for locations."""
         return frozenset()
 
-    async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
+    async def moves(
+        self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int, but: Collection[str] = ()
+    ) -> Mapping[int, str]:
         """Return none: this policy has no rule that an ensemble could break."""
         return {}
 
@@ -288,11 +292,14 @@ class RackAwarePlacement(PlacementPolicy):
         """Return those of the bookies whose rack was not known at the last look."""
         return frozenset(bookie for bookie in bookies if not self.racks.is_known(bookie))
 
-    async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
+    async def moves(
+        self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int, but: Collection[str] = ()
+    ) -> Mapping[int, str]:
         """Return the moves after which every write set spans its racks."""
         refuse_unlocated(await self.unlocated(ensemble))
         racks, wanted = self.racks, self._settings.racks_wanted(write_quorum)
-        order = [bookie for bookie in await self.targets(await self._usable(ensemble)) if racks.is_known(bookie)]
+        usable = set(await self._usable(ensemble)).difference(but)
+        order = [bookie for bookie in await self.targets(usable) if racks.is_known(bookie)]
 
         def verdict(bookies: Sequence[str]) -> Adherence:
             return adherence(bookies, racks.rack_of, racks.is_known, write_quorum, wanted)

@@ -165,13 +165,15 @@ class RegionAwarePlacement(PlacementPolicy):
         seen = {self.racks.region_of(address.bookie_id) for address in writable}
         return replace(rules, regions=tuple(sorted(region for region in seen if region is not None)))
 
-    async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
+    async def moves(
+        self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int, but: Collection[str] = ()
+    ) -> Mapping[int, str]:
         """Return the moves after which the rule of `regions` is kept; into no region that is disallowed."""
         refuse_unlocated(await self.unlocated(ensemble))
         allowed, rules = await self._allowed(ensemble)
         rules = self._over_all(rules, allowed)
         located = [a.bookie_id for a in allowed if self.racks.region_of(a.bookie_id) is not None]
-        order = await self.targets(located)
+        order = await self.targets(set(located).difference(but))
         rack_of = self.racks.rack_of
 
         def verdict(bookies: Sequence[str]) -> Adherence:

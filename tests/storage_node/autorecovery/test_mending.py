@@ -312,6 +312,34 @@ async def test_ensembles_that_another_has_changed_meanwhile_are_left_alone(
 
 
 @virtual_time
+async def test_a_node_that_strangers_wrote_to_under_the_ledgers_id_gets_no_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Misplaced(monkeypatch, {"eu": 3, "us": 4}) as world:
+        ledger_id = await world.in_one_region(8)
+        abroad = [name for name in world.bookies if world.region[name] == "us"]
+        for name in abroad[:3]:
+            world.bookies[name].ledger(ledger_id).key = b"another's"
+        recovery = await world.recover("r1", replace(MENDING, periodic_placement_check_interval_s=0))
+        await world.marks.mark_placement(ledger_id)
+        await world.until_mended(ledger_id)
+        await world.until_repaired()
+        metadata = await world.assert_whole(ledger_id, 8)
+        assert abroad[3] in metadata.last_ensemble.bookies
+        assert not recovery.worker.mender.unmended
+
+        # Where all of them are, the ledger stays as it is, and the reason is said.
+        ledger_id = await world.in_one_region(8)
+        for name in abroad:
+            world.bookies[name].ledger(ledger_id).key = b"another's"
+        before = await world.metadata(ledger_id)
+        await world.marks.mark_placement(ledger_id)
+        await world.until_repaired()
+        assert await world.metadata(ledger_id) == before
+        assert "so that the rule is kept" in recovery.worker.mender.unmended[ledger_id]
+
+
+@virtual_time
 async def test_once_the_lock_is_lost_no_further_fragment_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Misplaced(monkeypatch, {"eu": 3, "us": 2}) as world:
         ledger_id = await world.in_one_region(20)
