@@ -134,8 +134,8 @@ async def list_regions(at: At) -> None:
 @over_namespace
 async def disallow(at: At, region: RegionArgument) -> None:
     """Have no new copies placed in a region, of no new ledger and of none that is repaired, by processes that place
-    over regions (`regionaware`) and for ledgers that were made with a rule over regions. What is there stays. Exits
-    with 3 where these settings then ask for more regions than are left."""
+    over regions (`regionaware`), and by auto-recovery. What is there stays. Exits with 3 where these settings then ask
+    for more regions than are left."""
     from dlspark.core.administration.regions import close_region
 
     async with at.open() as namespace:
@@ -148,9 +148,8 @@ async def disallow(at: At, region: RegionArgument) -> None:
     if changed:
         nodes = counted(len(found.of(region)), "storage node")
         text = [
-            f"{region} gets no new copies from now on by what places over regions (auto-recovery: by its own file, "
-            f"or the ledger's rule); what is on its {nodes} stays, and segments that are being written go on there "
-            "until they end",
+            f"{region} gets no new copies from now on by what places over regions, nor by auto-recovery; what is on "
+            f"its {nodes} stays, and segments that are being written go on there until they end",
             f"New copies go to {', '.join(left)}. To undo it: dlspark regions allow {region}",
         ]
     if placement.policy != "regionaware":

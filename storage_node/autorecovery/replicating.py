@@ -62,9 +62,10 @@ class FragmentReplicator:
             if not picked:
                 raise NotEnoughBookiesError(
                     f"no storage node is left to take the place of {', '.join(sorted(part.bookies))}",
-                    advice="Start another storage node, bring the lost one back, or see that this process knows where "
-                    "storage nodes lie (reppDnsResolverClass): a ledger that must lie in several regions gets no copy "
-                    "at a place that is not known",
+                    advice="Start another storage node, bring the lost one back, allow a region that is disallowed "
+                    "(dlspark regions list), or see that this process knows where storage nodes lie "
+                    "(reppDnsResolverClass): a ledger that must lie in several regions gets no copy at a place that "
+                    "is not known",
                     ledger_id=ledger.ledger_id,
                 )
             return picked

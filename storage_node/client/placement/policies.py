@@ -10,8 +10,8 @@ and an ensemble that cannot keep the rule is an error. With fewer than two racks
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Protocol, TypeAlias, TypeVar
 
 from metadata.bookkeeper.bookies import BookieAddress, UnknownBookieError
 from metadata.foundation.errors import DistributedLogError
@@ -34,6 +34,14 @@ from storage_node.protocol.writing_model import PickReplacements
 from storage_node.settings.placement import PlacementSettings
 
 T = TypeVar("T")
+
+Disallowed: TypeAlias = Callable[[], Awaitable[frozenset[str]]]
+"""Returns the regions that get no new copies. Raises what kept it from knowing: then nothing is placed."""
+
+
+async def none_disallowed() -> frozenset[str]:
+    """Return no region."""
+    return frozenset()
 
 
 class Placement(Protocol):
@@ -206,13 +214,14 @@ class UniformPlacement(PlacementPolicy):
 
 
 class RackAwarePlacement(PlacementPolicy):
-    """Spreads the copies of each entry over racks."""
+    """Spreads the copies of each entry over racks; in no region that is `disallowed`, as far as regions are known."""
 
     def __init__(
         self,
         candidates: Candidates,
         racks: RackMap,
         settings: PlacementSettings,
+        disallowed: Disallowed = none_disallowed,
         *,
         memory_ms: int,
         replacement_pause_ms: int,
@@ -226,6 +235,7 @@ class RackAwarePlacement(PlacementPolicy):
         )
         self.racks = racks
         self._settings = settings
+        self._disallowed = disallowed
 
     async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
         """Return an ensemble whose write sets each span the racks that the settings ask for. Where no arrangement does,
@@ -326,9 +336,11 @@ class RackAwarePlacement(PlacementPolicy):
         return await self._usable_of(await self._candidates.writable(), ensemble)
 
     async def _usable_of(self, writable: Sequence[BookieAddress], ensemble: Sequence[str] = ()) -> list[str]:
-        """Learn where the bookies are, and return the usable ones: under enforcement, those in a known rack."""
+        """Learn where the bookies are, and return the usable ones: those of regions that are allowed; under
+        enforcement, those in a known rack."""
         await self.racks.see(writable, addresses_of(ensemble))
-        names = [address.bookie_id for address in writable]
+        closed = await self._disallowed()
+        names = [a.bookie_id for a in writable if self.racks.region_of(a.bookie_id) not in closed]
         if not self._settings.enforces_racks:
             return names
         return [bookie for bookie in names if not is_default(self.racks.rack_of(bookie))]

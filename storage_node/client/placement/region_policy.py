@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,10 +24,12 @@ from storage_node.client.placement.candidates import Candidates, Stages
 from storage_node.client.placement.ledger_rules import LedgerRule, rule_of_settings
 from storage_node.client.placement.mending import BrokenEnsemble, search_moves
 from storage_node.client.placement.policies import (
+    Disallowed,
     PlacementPolicy,
     RackAwarePlacement,
     addresses_of,
     made,
+    none_disallowed,
     refuse_unlocated,
 )
 from storage_node.client.placement.racks import RackMap, is_default, region_of
@@ -54,13 +56,6 @@ ADVICE: Final = (
     "disallowed, or lower reppMinimumRegionsForDurability"
 )
 
-Disallowed = Callable[[], Awaitable[frozenset[str]]]
-"""Returns the regions that get no new copies. Raises what kept it from knowing: then nothing is placed."""
-
-
-async def _none_disallowed() -> frozenset[str]:
-    return frozenset()
-
 
 def _all_off(region: str | None, feature: str) -> bool:
     return False
@@ -70,9 +65,11 @@ def _all_off(region: str | None, feature: str) -> bool:
 class RegionSwitches:
     """What do operators switch while clients run? By default everything is off."""
 
-    disallowed: Disallowed = _none_disallowed
+    disallowed: Disallowed = none_disallowed
     is_on: Callable[[str | None, str], bool] = _all_off
     """Whether a feature is on: of a region's scope, or of the ledger client's own (None). Never waits."""
+    by_racks_too: bool = False
+    """Whether placement by racks leaves out the regions that are disallowed, too."""
 
 
 class RegionAwarePlacement(PlacementPolicy):
@@ -102,7 +99,7 @@ class RegionAwarePlacement(PlacementPolicy):
         self._rule = rule
         self._switches = switches
         self._rng = rng
-        self._by_racks = RackAwarePlacement(candidates, racks, settings, **times)
+        self._by_racks = RackAwarePlacement(candidates, racks, settings, none_disallowed, **times)
         self._turn: int | None = None
         self._rules = RegionRules()  # as they were read last: a replacement is picked by the newest there are
         self._said: frozenset[str] = frozenset()

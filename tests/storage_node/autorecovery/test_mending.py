@@ -13,6 +13,7 @@ from helpers.virtual_time import virtual_time
 from helpers.worlds.recovery_world import QUICK, RecoveryWorld
 
 from metadata.bookkeeper.ledger_metadata import Ensemble
+from metadata.bookkeeper.topology import TopologyStore
 from metadata.foundation.errors import NotAppliedError
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.client.placement import by_settings
@@ -355,6 +356,33 @@ async def test_once_the_lock_is_lost_no_further_fragment_is_copied(monkeypatch: 
         assert [len(one.entries) for one in stored if one is not None] == [10], "of the first fragment"
         assert not recovery.worker.mender.unmended
         assert (await world.metadata(ledger_id)).ensembles == halves.ensembles
+
+
+@virtual_time
+async def test_a_region_that_is_disallowed_gets_no_copies_by_racks_either(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_racks = PlacementSettings(network_topology_script_file_name="places")
+    async with Misplaced(monkeypatch, {"eu": 3, "us": 5, "ap": 1}) as world:
+        topology = TopologyStore(world.marks.store)
+        await topology.disallow("us")
+        whole, alone = await world.in_one_region(6), await world.in_one_region(6)
+        await world.lose((await world.metadata(whole)).last_ensemble.bookies[0])
+        await world.recover("r1", replace(QUICK, client=replace(QUICK.client, placement=by_racks)))
+        await world.until_marked([whole, alone])
+        await world.until_repaired()
+        for ledger_id in (whole, alone):
+            assert await world.regions_of(ledger_id) == [{"eu", "ap"}]
+            await world.assert_whole(ledger_id, 6)
+        await topology.disallow("ap")
+        await world.lose((await world.metadata(whole)).last_ensemble.bookies[1])
+        await asyncio.sleep(10)
+        assert set(await world.marked()) == {whole, alone}, "there is no place for its copy"
+        assert "allow a region that is disallowed" in caplog.text
+        await topology.allow("us")
+        await world.until_repaired()
+        for ledger_id in (whole, alone):
+            await world.assert_whole(ledger_id, 6)
 
 
 class LoopClock(SystemClock):
