@@ -102,7 +102,7 @@ async def list_regions(at: At) -> None:
     """Show the regions of the namespace's cluster, which of them get new copies, and where each storage node is."""
     async with at.open() as namespace:
         found, _ = await _regions_of(namespace)
-        notes = _notes(found, namespace.ledgers.settings.placement)
+        notes = _notes(found, namespace.ledgers.settings.placement, namespace.services.settings.survival)
     regions: list[Json] = [
         {
             "region": name,
@@ -234,9 +234,16 @@ def _counts(found: ClusterRegions, region: str) -> dict[str, int]:
     }
 
 
-def _notes(found: ClusterRegions, placement: PlacementSettings) -> list[str]:
-    """Return what an operator should know of how these regions were found."""
+def _notes(found: ClusterRegions, placement: PlacementSettings, plan: SurvivalPlan | None) -> list[str]:
+    """Return what an operator should know of how these regions were found, and what they lack for the goal that is
+    set."""
+    from dlspark.core.settings.survival import RACK, shortfall
+
     notes: list[str] = []
+    if plan is not None:
+        places = found.nodes_by_rack if plan.goal == RACK else {name: len(found.of(name)) for name in found.names}
+        lacking = shortfall(plan, {place: count for place, count in places.items() if count})
+        notes += [] if lacking is None else [lacking]
     placeless = found.of(None)
     if placeless:
         having = (

@@ -10,8 +10,9 @@ and an ensemble that cannot keep the rule is an error. With fewer than two racks
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from metadata.bookkeeper.bookies import BookieAddress, UnknownBookieError
 from metadata.foundation.errors import DistributedLogError
@@ -32,6 +33,8 @@ from storage_node.client.placement.regions import PlacementRefusal
 from storage_node.errors import NotEnoughBookiesError, RackResolutionError, RequestTimeoutError
 from storage_node.protocol.writing_model import PickReplacements
 from storage_node.settings.placement import PlacementSettings
+
+_LOG: Final = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -236,6 +239,7 @@ class RackAwarePlacement(PlacementPolicy):
         self.racks = racks
         self._settings = settings
         self._disallowed = disallowed
+        self._said_racks = False
 
     async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
         """Return an ensemble whose write sets each span the racks that the settings ask for. Where no arrangement does,
@@ -247,6 +251,7 @@ class RackAwarePlacement(PlacementPolicy):
         usable = await self._usable_of(writable)
         first_rack = None if self._settings.ignore_local_node_in_placement_policy else await self.racks.own_rack()
         wanted = self._settings.racks_wanted(write_quorum)
+        self._say_few_racks(usable, wanted)
         stages = await self._candidates.stages(usable, self._memory_ms)
         rack_of = self.racks.rack_of
         for group in stages:
@@ -260,6 +265,21 @@ class RackAwarePlacement(PlacementPolicy):
                 if len(stage) >= size:
                     return self._draw(stage, size, write_quorum, wanted, first_rack)
         raise self._impossible_error(size, wanted, len(writable), usable)
+
+    def _say_few_racks(self, usable: Sequence[str], wanted: int) -> None:
+        """Warn where no rack may be lost: an entry counts only when so many racks have it (`survive=rack`)."""
+        settings = self._settings
+        counted = settings.enforce_min_num_fault_domains_for_write and settings.policy == "rackaware" and wanted > 1
+        racks = sorted({self.racks.rack_of(bookie) for bookie in usable if self.racks.is_known(bookie)})
+        few = counted and 0 < len(racks) <= wanted
+        if few and not self._said_racks:
+            _LOG.warning(
+                "writable storage nodes are in %s alone, and entries count only when nodes of %d racks have them: when "
+                "one of these racks goes, writing stops. To survive that, start storage nodes in another rack",
+                " and ".join(racks),
+                wanted,
+            )
+        self._said_racks = few
 
     def _draw(self, stage: list[str], size: int, write_quorum: int, wanted: int, first: str | None) -> tuple[str, ...]:
         """Return an ensemble where the racks do not allow the rule: with a single one at random, else as near to it as
