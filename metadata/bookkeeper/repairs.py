@@ -6,8 +6,9 @@ only when a search has read every mark and found no lost copy that this worker c
 
 *Round trips.* A search lists the three outer levels of folders; the innermost one says its ledger's id, so that it
 takes one read for each mark, MARK_READS of them at once. A lost replica is handed out as soon as it is met. While marks
-are aside the search is begun anew only after a pause of SEARCH_SHARE times what the last one took: so lost copies are
-found within some minutes, however many marks there are, and a tenth of the time at most goes into looking for them.
+are aside the search is begun anew only after a pause of SEARCH_SHARE times what the last one took, and five minutes at
+most. So what is lost meanwhile waits no longer than that pause and a search, and where a search takes less than half a
+minute, a tenth of the time at most goes into it.
 
 Java's workers draw from the same marks at random, and take no notice of what a mark names.
 """
@@ -30,6 +31,8 @@ MARK_READS: Final = 32
 """Folders and marks that a search reads at once."""
 SEARCH_PAUSE_S: Final = 10.0
 """The least pause between two searches while there are marks of placement to take."""
+LONGEST_PAUSE_S: Final = 300.0
+"""The longest one: lost copies matter more than what searching costs."""
 SEARCH_SHARE: Final = 10
 """A pause is so many times as long as the search before it."""
 
@@ -132,7 +135,8 @@ class RepairQueue:
         now_s = _now_s()
         self._search_s += now_s - begin_s
         if not self._folders:
-            self._next_search_s = now_s + max(SEARCH_PAUSE_S, SEARCH_SHARE * self._search_s)
+            pause_s = min(max(SEARCH_SHARE * self._search_s, SEARCH_PAUSE_S), LONGEST_PAUSE_S)
+            self._next_search_s = now_s + pause_s
 
     async def _names_lost(self, ledger_id: int) -> bool | None:
         """Return whether a ledger's mark names lost replicas; None where it has none, or one that cannot be read."""

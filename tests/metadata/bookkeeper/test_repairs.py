@@ -9,7 +9,7 @@ import pytest
 from helpers.virtual_time import virtual_time
 
 from metadata.bookkeeper.ledgers import LedgerStore, Versioned
-from metadata.bookkeeper.repairs import SEARCH_PAUSE_S, RepairQueue, RepairTask
+from metadata.bookkeeper.repairs import LONGEST_PAUSE_S, SEARCH_PAUSE_S, RepairQueue, RepairTask
 from metadata.bookkeeper.replication import ReplicationStore, UnderReplicatedLedger, folder_of, ledger_of, mark_name
 from metadata.foundation.errors import NotAppliedError
 from metadata.zookeeper.memory import MemoryStore, MemoryTree
@@ -50,7 +50,7 @@ async def taken(queue: RepairQueue, count: int) -> list[RepairTask]:
 async def test_lost_copies_come_before_all_that_is_to_be_looked_at_for_placement() -> None:
     marks = Marks()
     await marks.fill(placement=range(200), lost=range(200, 204))
-    for seed in range(10):
+    for seed in range(4):
         queue = marks.queue(seed)
         tasks = await taken(queue, 204)
         order = [task.ledger_id for task in tasks]
@@ -75,6 +75,33 @@ async def test_what_is_lost_while_placement_is_mended_is_found_within_the_pause(
     order = [task.ledger_id for task in await taken(queue, 50)]
     assert sorted(order[:2]) == [others[7], 1_000_000]
     assert sorted([first.ledger_id, *order]) == [*range(50), 1_000_000]
+
+
+@virtual_time
+async def test_a_search_that_took_long_is_begun_anew_later_but_not_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_s = 0.0
+
+    async def slowly(ledger_id: int) -> Versioned[UnderReplicatedLedger] | None:
+        await asyncio.sleep(read_s)
+        return await read(ledger_id)
+
+    for read_s, pause_s in ((0.0, SEARCH_PAUSE_S), (5.0, 50.0), (40.0, LONGEST_PAUSE_S)):
+        marks = Marks()
+        await marks.fill(placement=range(20), lost=range(0))
+        read = marks.marks.read
+        monkeypatch.setattr(marks.marks, "read", slowly)
+        queue = marks.queue()
+        marks.count_requests()
+        locks = len(await taken(queue, 1))
+        monkeypatch.setattr(marks.marks, "read", read)
+        began = asyncio.get_running_loop().time() - 2 * read_s  # of the task itself: before its lock, and under it
+        await marks.marks.mark(1_000, ["gone"])
+        while locks < 20 and marks.requests.count("children") == 5:
+            await asyncio.sleep(pause_s / 15)
+            (task,) = await taken(queue, 1)
+            locks += 1
+        assert task.ledger_id == 1_000
+        assert pause_s <= asyncio.get_running_loop().time() - began < pause_s * 1.1
 
 
 @virtual_time
