@@ -102,7 +102,7 @@ async def list_regions(at: At) -> None:
     """Show the regions of the namespace's cluster, which of them get new copies, and where each storage node is."""
     async with at.open() as namespace:
         found, _ = await _regions_of(namespace)
-        notes = _notes(found, namespace.ledgers.settings.placement)
+        notes = _notes(found, namespace.ledgers.settings.placement, namespace.services.settings.survival)
     regions: list[Json] = [
         {
             "region": name,
@@ -134,8 +134,8 @@ async def list_regions(at: At) -> None:
 @over_namespace
 async def disallow(at: At, region: RegionArgument) -> None:
     """Have no new copies placed in a region, of no new ledger and of none that is repaired, by processes that place
-    over regions (`regionaware`) and for ledgers that were made with a rule over regions. What is there stays. Exits
-    with 3 where these settings then ask for more regions than are left."""
+    over regions (`regionaware`), and by auto-recovery. What is there stays. Exits with 3 where these settings then ask
+    for more regions than are left."""
     from dlspark.core.administration.regions import close_region
 
     async with at.open() as namespace:
@@ -148,9 +148,8 @@ async def disallow(at: At, region: RegionArgument) -> None:
     if changed:
         nodes = counted(len(found.of(region)), "storage node")
         text = [
-            f"{region} gets no new copies from now on by what places over regions (auto-recovery: by its own file, "
-            f"or the ledger's rule); what is on its {nodes} stays, and segments that are being written go on there "
-            "until they end",
+            f"{region} gets no new copies from now on by what places over regions, nor by auto-recovery; what is on "
+            f"its {nodes} stays, and segments that are being written go on there until they end",
             f"New copies go to {', '.join(left)}. To undo it: dlspark regions allow {region}",
         ]
     if placement.policy != "regionaware":
@@ -235,9 +234,16 @@ def _counts(found: ClusterRegions, region: str) -> dict[str, int]:
     }
 
 
-def _notes(found: ClusterRegions, placement: PlacementSettings) -> list[str]:
-    """Return what an operator should know of how these regions were found."""
+def _notes(found: ClusterRegions, placement: PlacementSettings, plan: SurvivalPlan | None) -> list[str]:
+    """Return what an operator should know of how these regions were found, and what they lack for the goal that is
+    set."""
+    from dlspark.core.settings.survival import RACK, shortfall
+
     notes: list[str] = []
+    if plan is not None:
+        places = found.nodes_by_rack if plan.goal == RACK else {name: len(found.of(name)) for name in found.names}
+        lacking = shortfall(plan, {place: count for place, count in places.items() if count})
+        notes += [] if lacking is None else [lacking]
     placeless = found.of(None)
     if placeless:
         having = (

@@ -134,6 +134,9 @@ def test_regions_are_listed_closed_and_opened(shell: Shell, cli_sandbox: Sandbox
         ]
         assert [one["region"] for one in listed["nodes"]] == ["eu", "us", None]
         assert listed["notes"] == [NO_REGION]
+        goal = ("--set", "survive=rack", *over_regions[:2])
+        lacking = "survive=rack needs storage nodes in 3 racks, and there are 1 in /eu/r1, 1 in /us/r1"
+        assert lacking in shell.run("regions", "list", *goal).stdout
         assert "there are eu, us" in shell.run("regions", "disallow", "mars", status=1).stderr
         done = shell.json("regions", "disallow", "eu", *over_regions, status=3)
         assert done == {"region": "eu", "disallowed": True, "changed": True, "left": ["us"]}
