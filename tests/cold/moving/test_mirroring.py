@@ -562,6 +562,19 @@ async def test_a_daemon_fills_mirrors_beside_its_moving(world, monkeypatch, capl
         await end_tasks([running])
 
 
+async def test_a_daemon_says_once_what_keeps_mirrors_from_being_filled(world, caplog):
+    namespace, _ = await moved(world)
+    moving = daemon.MoverDaemon(namespace, stores=MoverStores(world.open_store))
+    moving._mirrored.add("log")
+    world.away.add(US)
+    for _ in range(3):
+        await moving.mirror()
+    (said,) = [one.getMessage() for one in caplog.records]
+    assert said.startswith("log log: ")
+    assert "region us" in said
+    await moving.stores.close()
+
+
 async def test_an_erasure_clears_mirrors_that_settings_name_and_nobody_has_noted_yet(world):
     """A store fills them by itself, and no mover has passed since they were set."""
     namespace, _ = await moved(world, cold_mirror_places="")
