@@ -43,7 +43,8 @@ async def mirror(
 ) -> None:
     """Copy what the mirrors of logs lack (coldStorageMirrors), newest files first, and check size and digest. It may be
     stopped anywhere and run again; movers do it as well. Without names: for all logs that have mirrors. Exits with 1
-    where something could not be copied, and says what."""
+    where something could not be copied, and says for each log how many copies are lacking and the first cause; all
+    causes are in --output json."""
     from dlspark.cold.moving.mirroring import LogMirrors, forget_mirror
     from dlspark.cold.moving.stores import MoverStores
     from metadata.distributedlog.cold_store import ColdStore
@@ -97,7 +98,7 @@ def _forgotten_lines(name: str, region: str, folders: Iterable[Json]) -> list[st
 
 def _lines(name: str, done: Mirrored) -> list[str]:
     copies = f"{counted(len(done.copied), 'copy', 'copies')} made ({size_text(done.bytes)}), {done.there} were there"
-    lines = [f"{name}: {copies}"]
+    lines = [f"{name}: {copies}" + (f"; {done.failure}" if done.failure is not None else "")]
     lines += [f"{name}: {url} had another size and was made anew" for url in done.mended]
     lines += [f"{name}: {done.busy} is at work there; the rest was not copied"] if done.busy is not None else []
-    return [*lines, *(f"{name}: {one}" for one in done.problems)]
+    return lines

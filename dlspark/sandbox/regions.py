@@ -80,7 +80,7 @@ class SandboxRegions:
             number: place.zookeeper_server + ("" if number <= votes else OBSERVER)
             for number, place in enumerate(self.places.values(), start=1)
         }
-        self._voters = {
+        self._zookeepers = {
             place.name: EmbeddedZooKeeper(
                 directory / f"zookeeper-{place.name}",
                 host=place.host,
@@ -121,9 +121,9 @@ class SandboxRegions:
         """Return the variables that put a program into a region. Raises CallerError."""
         return region_environment(self._directory, self._place(name))
 
-    def voter_pid(self, name: str) -> int | None:
+    def zookeeper_pid(self, name: str) -> int | None:
         """Return the process of a region's ZooKeeper server; None where it does not run."""
-        return self._voters[name].pid
+        return self._zookeepers[name].pid
 
     # ------------------------------------------------------------------------------------ processes
 
@@ -131,23 +131,23 @@ class SandboxRegions:
         """Start gateways and ZooKeeper servers, and wait until these serve. Raises SandboxError and others."""
         self._write_conf()
         self._start_gateways()
-        for voter in self._voters.values():
-            voter.launch()
-        for voter in self._voters.values():
-            voter.await_serving()
+        for server in self._zookeepers.values():
+            server.launch()
+        for server in self._zookeepers.values():
+            server.await_serving()
 
-    def start_voter(self, name: str) -> None:
+    def start_zookeeper(self, name: str) -> None:
         """Start a region's ZooKeeper server and wait until it serves; nothing if it runs."""
-        self._voters[name].start()
+        self._zookeepers[name].start()
 
-    def kill_voter(self, name: str) -> None:
+    def kill_zookeeper(self, name: str) -> None:
         """Kill it with SIGKILL; its data stay."""
-        self._voters[name].kill()
+        self._zookeepers[name].kill()
 
     def stop(self) -> None:
         """End all, gateways last. Idempotent."""
-        for voter in self._voters.values():
-            voter.stop()
+        for server in self._zookeepers.values():
+            server.stop()
         if self._gateways is not None:
             if self._gateways.stdin is not None:
                 with suppress(OSError):  # what could not be said to gateways that have died

@@ -229,13 +229,13 @@ class Sandbox(OpenedHere):
         self.regions.killed.add(name)
         for index in self.region_nodes(name):
             self.kill_node(index)
-        self.regions.kill_voter(name)
+        self.regions.kill_zookeeper(name)
 
     def heal_region(self, name: str) -> None:
         """Take all faults from a region: it is reached as at the start, and what was killed runs again."""
         self.regions.heal(name)
         if name in self.regions.killed:
-            self.regions.start_voter(name)
+            self.regions.start_zookeeper(name)
             # Those that an earlier try has started run already, where another one had failed.
             killed = [index for index in self.region_nodes(name) if self.node_pid(index) is None]
             for index in killed:
@@ -251,7 +251,7 @@ class Sandbox(OpenedHere):
 
     @property
     def zookeeper_pid(self) -> int | None:
-        """ZooKeeper's process, or None where it does not run, or each region has one (`regions.voter_pid`)."""
+        """ZooKeeper's process, or None where it does not run, or each region has one (`regions.zookeeper_pid`)."""
         return self._zookeeper.pid if self._zookeeper is not None else None
 
     def node_directory(self, index: int) -> Path:
@@ -348,7 +348,9 @@ class Sandbox(OpenedHere):
     def kill_zookeeper(self) -> None:
         """Kill ZooKeeper with SIGKILL; its data stay on disk. Raises CallerError where each region has a server."""
         if self._regions is not None:
-            raise CallerError("each region has a ZooKeeper server: none was killed", advice="Use regions.kill_voter")
+            raise CallerError(
+                "each region has a ZooKeeper server: none was killed", advice="Use regions.kill_zookeeper"
+            )
         if self._zookeeper is not None:
             self._zookeeper.kill()
             self._zookeeper = None
@@ -394,9 +396,13 @@ class Sandbox(OpenedHere):
                 advice="Leave the port out, or name another directory",
             )
         if kept is not None and len(kept.regions) != self._regions_wanted:
-            had = f"{len(kept.regions)} regions" if kept.regions else "no regions"
+            had = (
+                f"has {len(kept.regions)} regions, and keeps that number"
+                if kept.regions
+                else "was made without regions"
+            )
             raise CallerError(
-                f"the sandbox in {self.directory} has {had}, and keeps them: its nodes' addresses say where they are",
+                f"the sandbox in {self.directory} {had}: its nodes' addresses say where they are",
                 advice=f"Start it {f'with --regions {len(kept.regions)}' if kept.regions else 'without any'}, or name "
                 "another directory",
             )

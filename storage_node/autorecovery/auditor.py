@@ -31,7 +31,7 @@ from typing import Final, TypeAlias
 
 from metadata.bookkeeper.auditors import AuditorStore, PeriodicCheck
 from metadata.bookkeeper.bookies import BookieRegistry
-from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerStore, Versioned
 from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CorruptDataError, DistributedLogError, InvariantViolation, NoNodeError
@@ -441,6 +441,8 @@ class PlacementReport:
     """Ledgers that have been marked for longer than `underreplicatedLedgerRecoveryGracePeriod`; the auditor's alone."""
     named: dict[int, tuple[str, ...]] = field(default_factory=dict, compare=False)
     """Ledgers that do not keep the policy, the first `MAX_NAMED` of them, and their fragments that do not."""
+    soft: dict[int, tuple[Ensemble, ...]] = field(default_factory=dict, compare=False)
+    """Ledgers that keep it softly, the first `MAX_NAMED` of them, and their fragments that do."""
 
 
 class PlacementCheck:
@@ -491,6 +493,9 @@ class PlacementCheck:
         worst = min(verdicts)
         if worst is Adherence.MEETS_SOFT:
             report.softly_adhering += 1
+            if report.softly_adhering <= MAX_NAMED:
+                judged_parts = zip(metadata.ensembles, verdicts, strict=True)
+                report.soft[ledger_id] = tuple(part for part, one in judged_parts if one is Adherence.MEETS_SOFT)
         elif worst is Adherence.FAIL:
             report.not_adhering += 1
             judged = zip(metadata.ensembles, verdicts, strict=True)

@@ -90,6 +90,8 @@ class MoverDaemon:
         self._news = asyncio.Event()
         self._to_mirror = asyncio.Event()
         self._mirrors: dict[str, LogMirrors] = {}
+        self._unfilled: dict[str, str | None] = {}
+        """What failed for a log's mirrors in the last round, and was said."""
         self._mirrored: set[str] = set()
         """Logs that have mirrors, by their settings."""
         measures = self._services.meter.root
@@ -283,6 +285,7 @@ class MoverDaemon:
         """Copy for a while what the mirrors of all logs lack, one log after the other; return whether there is more."""
         more = False
         self._mirrors = {name: one for name, one in self._mirrors.items() if name in self._mirrored}
+        self._unfilled = {name: one for name, one in self._unfilled.items() if name in self._mirrored}
 
         async def fill(log: AsyncLog) -> None:
             nonlocal more
@@ -294,6 +297,10 @@ class MoverDaemon:
             # A turn each: a log with years to copy must not keep the others' new files away.
             done = await self._mirrors[log.name].run(log.settings, turns=1)
             more = more or done.more
+            # Once: a mirror that is away for a day fails in each round, for each log.
+            if done.failure is not None and self._unfilled.get(log.name) != done.failure:
+                _log.warning("log %s: %s", log.name, done.failure, extra=about(log=log.name))
+            self._unfilled[log.name] = done.failure
 
         await self._each(sorted(self._mirrored), fill, "its mirrors could not be filled")
         return more

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -33,7 +32,6 @@ from typing import Final
 from dlspark.cold.moving.folders import files_of
 from dlspark.cold.moving.owning import check_owner, may_delete
 from dlspark.cold.moving.stores import MoverStores
-from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.cold_mirrors import MirrorPlace
 from dlspark.core.settings.settings import Settings
@@ -48,9 +46,8 @@ from metadata.distributedlog.cold_units import ColdLog, ColdUnit
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.foundation import fault_points
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError, InvariantViolation
+from metadata.foundation.plurals import counted
 from metadata.foundation.tasks import end_tasks
-
-_log = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 8 << 20
 TURN_S: Final = 10.0
@@ -73,6 +70,7 @@ class Mirrored:
         bytes: that were copied.
         there: copies that were there before.
         problems: what failed, in words.
+        lacking: copies that are not there still, in mirrors that could be listed.
         more: whether more is to be copied that this run had no turn for.
     """
 
@@ -82,7 +80,18 @@ class Mirrored:
     bytes: int = 0
     there: int = 0
     problems: list[str] = field(default_factory=list)
+    lacking: int = 0
     more: bool = False
+
+    @property
+    def failure(self) -> str | None:
+        """What failed, in one line for the whole log; None if nothing did. A store that is away fails once for each
+        file: the first cause and the number say as much as all of them."""
+        if not self.problems:
+            return None
+        count = f"{counted(self.lacking, 'copy is', 'copies are')} lacking: " if self.lacking else ""
+        others = len(self.problems) - 1
+        return f"{count}{self.problems[0]}" + (f" (and {counted(others, 'failure')} more)" if others else "")
 
 
 class LogMirrors:
@@ -145,6 +154,7 @@ class LogMirrors:
             units = await self._units()
             if turns is None and not is_level():
                 await self._pause(PAUSE_S)
+        done.lacking = sum(not self._is_there(one, unit) for one in mirrors for unit in units)
         return done
 
     # ------------------------------------------------------------------ what there is
@@ -155,10 +165,14 @@ class LogMirrors:
         return [one for one in reversed(units) if one.file is not None and _to_copy(one, one.file)]
 
     def _lacks(self, mirror: MirrorPlace, unit: ColdUnit) -> bool:
+        return (unit.file is None or unit.file.url not in self._bad) and not self._is_there(mirror, unit)
+
+    def _is_there(self, mirror: MirrorPlace, unit: ColdUnit) -> bool:
+        """Return whether the mirror has a copy of the unit's file, or is to have none."""
         file = unit.file
-        if file is None or file.url in self._bad or not file.copies_in((mirror.noted,)):
-            return False
-        return self._sizes[_key(mirror.noted)].get(file.url.rpartition("/")[2]) != file.bytes
+        if file is None or not file.copies_in((mirror.noted,)):
+            return True
+        return self._sizes[_key(mirror.noted)].get(file.url.rpartition("/")[2]) == file.bytes
 
     async def _list(
         self, log: ColdLog, mirrors: Sequence[MirrorPlace], units: Sequence[ColdUnit], done: Mirrored
@@ -270,15 +284,6 @@ class LogMirrors:
     def _failed(self, done: Mirrored, mirror: MirrorPlace, doing: str, error: DistributedLogError) -> None:
         done.problems.append(f"the mirror of region {mirror.region}, {mirror.root}, could not {doing}: {error}")
         self._services.meter.root.cold_failures.inc()
-        _log.warning(
-            "log %s: the mirror of region %s, %s, could not %s: %s",
-            self._name,
-            mirror.region,
-            mirror.root,
-            doing,
-            error,
-            extra=about(log=self._name),
-        )
 
 
 def _key(mirror: ColdMirror) -> tuple[str, str | None]:

@@ -165,12 +165,13 @@ def too_few_error(
     return error
 
 
-def refuse_unlocated(bookies: Collection[str]) -> None:
+def refuse_unlocated(bookies: Collection[str], settings: PlacementSettings) -> None:
     """Raise RackResolutionError if there are any: what lies at places that are not known is not moved."""
     if bookies:
         raise RackResolutionError(
             f"it is not known where {', '.join(sorted(bookies))} lie; no copy is moved",
-            advice="See why the look-up of locations fails (reppDnsResolverClass, networkTopologyScriptFileName)",
+            advice=f"See why the look-up of locations fails ({settings.named('reppDnsResolverClass')}, "
+            f"{settings.named('networkTopologyScriptFileName')})",
         )
 
 
@@ -326,7 +327,7 @@ class RackAwarePlacement(PlacementPolicy):
         self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int, but: Collection[str] = ()
     ) -> Mapping[int, str]:
         """Return the moves after which every write set spans its racks."""
-        refuse_unlocated(await self.unlocated(ensemble))
+        refuse_unlocated(await self.unlocated(ensemble), self._settings)
         racks, wanted = self.racks, self._settings.racks_wanted(write_quorum)
         usable = set(await self._usable(ensemble)).difference(but)
         order = [bookie for bookie in await self.targets(usable) if racks.is_known(bookie)]

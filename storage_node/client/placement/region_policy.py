@@ -51,11 +51,6 @@ _LOG: Final = logging.getLogger(__name__)
 
 _MAX_NAMED: Final = 10
 
-ADVICE: Final = (
-    "Start storage nodes in more regions, see where they are (reppDnsResolverClass), allow a region that is "
-    "disallowed, or lower reppMinimumRegionsForDurability"
-)
-
 
 def _all_off(region: str | None, feature: str) -> bool:
     return False
@@ -166,7 +161,7 @@ class RegionAwarePlacement(PlacementPolicy):
         self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int, but: Collection[str] = ()
     ) -> Mapping[int, str]:
         """Return the moves after which the rule of `regions` is kept; into no region that is disallowed."""
-        refuse_unlocated(await self.unlocated(ensemble))
+        refuse_unlocated(await self.unlocated(ensemble), self._settings)
         allowed, rules = await self._allowed(ensemble)
         rules = self._over_all(rules, allowed)
         located = [a.bookie_id for a in allowed if self.racks.region_of(a.bookie_id) is not None]
@@ -320,9 +315,10 @@ class RegionAwarePlacement(PlacementPolicy):
         _LOG.warning(
             "%s takes the place of %s, though a rule over regions holds for that ledger and this process knows the "
             "region of no storage node: its copies may lie in too few regions. Have nodes announce where they are "
-            "(networkLocation), or set reppDnsResolverClass here; a check of placement finds such ledgers then",
+            "(networkLocation), or set %s here; a check of placement finds such ledgers then",
             bookie,
             lost,
+            self._settings.named("reppDnsResolverClass"),
         )
 
     def _note_anomaly(self, wanted: PickReplacements) -> None:
@@ -348,8 +344,12 @@ class RegionAwarePlacement(PlacementPolicy):
         also = f"; disallowed: {', '.join(sorted(rules.disallowed))}" if rules.disallowed else ""
         if unlocated:
             also += f"; {unlocated} writable storage nodes have no known region"
+        named = self._settings.named
         error = NotEnoughBookiesError(
-            f"there is no ensemble {'/'.join(map(str, sizes))} over regions: {refusal.reason}{also}", advice=ADVICE
+            f"there is no ensemble {'/'.join(map(str, sizes))} over regions: {refusal.reason}{also}",
+            advice=f"Start storage nodes in more regions, see where they are ({named('reppDnsResolverClass')}), allow "
+            f"a region that is disallowed (dlspark regions allow REGION), or lower "
+            f"{named('reppMinimumRegionsForDurability')}",
         )
         error.__cause__ = self.racks.error
         return error

@@ -14,6 +14,7 @@ from helpers.cold.moving_world import AT_ONCE, ROOT, MovingWorld
 from helpers.cold.places import put
 from helpers.waiting import until
 
+from dlspark.cli.cold_mirrors import _lines
 from dlspark.cold.moving import daemon
 from dlspark.cold.moving.log_mover import REPLACED_LAG_S
 from dlspark.cold.moving.mirroring import LogMirrors, clear_replaced, forget_mirror
@@ -254,6 +255,23 @@ async def test_a_mirror_that_is_away_keeps_no_other_from_being_filled(world):
     world.away.clear()
     assert (await world.mirror(namespace)).problems == []
     assert world.copies(US) == world.own()
+
+
+async def test_files_that_are_gone_are_one_failure_of_their_log_with_their_number(world, caplog):
+    namespace, _ = await moved(world)
+    gone = {url: world.bucket.objects[url] for url in world.files}
+    for url in gone:
+        world.bucket.remove(url)
+    done = await world.mirror(namespace)
+    assert (len(done.problems), done.lacking) == (4, 8)
+    assert done.failure == f"8 copies are lacking: {done.problems[0]} (and 3 failures more)"
+    assert caplog.records == [], "who has it run says what failed: not each file twice"
+    (line,) = _lines("log", done)
+    assert line == f"log: 0 copies made (0 B), 0 were there; {done.failure}"
+    for url, data in gone.items():
+        await put(world.open_store(ROOT), url, data)
+    again = await world.mirror(namespace)
+    assert (again.failure, again.lacking, len(again.copied)) == (None, 0, 8)
 
 
 POINTS = ("cold.mirrors-noted", "cold.mirror-before-commit", "cold.mirror-copied")
@@ -521,7 +539,7 @@ async def test_turns_are_short_and_what_is_left_is_said(world, monkeypatch):
     assert (len(done.copied), done.there, done.more) == (5, 3, False)
 
 
-async def test_a_daemon_fills_mirrors_beside_its_moving(world, monkeypatch):
+async def test_a_daemon_fills_mirrors_beside_its_moving(world, monkeypatch, caplog):
     for name, seconds in (("LOOK_S", 0.1), ("LOGS_S", 0.05), ("MIRRORS_S", 0.1), ("PAUSE_S", 0.0)):
         monkeypatch.setattr(daemon, name, seconds)
     monkeypatch.setattr("dlspark.cold.moving.mirroring.TURN_S", 0.0)
@@ -537,10 +555,24 @@ async def test_a_daemon_fills_mirrors_beside_its_moving(world, monkeypatch):
         world.clock.moment_ms += 60_000
         await until(lambda: len(world.copies(ASIA)) == 4, "copies in asia", every_s=0.02)
         assert len(world.own()) == 4
+        await until(lambda: "lacking: the mirror of region us" in caplog.text, "a warning", every_s=0.02)
         world.away.clear()
         await until(lambda: world.copies(US) == world.own(), "copies in us again", every_s=0.02)
     finally:
         await end_tasks([running])
+
+
+async def test_a_daemon_says_once_what_keeps_mirrors_from_being_filled(world, caplog):
+    namespace, _ = await moved(world)
+    moving = daemon.MoverDaemon(namespace, stores=MoverStores(world.open_store))
+    moving._mirrored.add("log")
+    world.away.add(US)
+    for _ in range(3):
+        await moving.mirror()
+    (said,) = [one.getMessage() for one in caplog.records]
+    assert said.startswith("log log: ")
+    assert "region us" in said
+    await moving.stores.close()
 
 
 async def test_an_erasure_clears_mirrors_that_settings_name_and_nobody_has_noted_yet(world):

@@ -74,7 +74,12 @@ async def test_a_closed_ledger_is_as_good_as_its_worst_fragment(
     await placed.create(5, ("a0", "gone", "a1"))
     await placed.create(6, ("a0", "a1", "a2"), closed=False)
     await placed.store.create(placed.ledgers.path(7), b"nonsense", make_parents=True)
-    assert await placed.check() == PlacementReport(closed=5, not_adhering=2, softly_adhering=2, unreadable=1)
+    report = await placed.check()
+    assert report == PlacementReport(closed=5, not_adhering=2, softly_adhering=2, unreadable=1)
+    assert {ledger: [part.bookies for part in parts] for ledger, parts in report.soft.items()} == {
+        4: [("a0:1", "x0:1", "a1:1")],
+        5: [("a0:1", "gone:1", "a1:1")],
+    }
     named = [record.message for record in caplog.records if "placement policy" in record.message]
     assert named == [
         "ledger 2 does not keep the placement policy: from entry 0 on a0:1, a1:1, a2:1",
