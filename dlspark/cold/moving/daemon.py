@@ -79,7 +79,7 @@ class MoverDaemon:
         self._namespace = namespace
         self._services = namespace.services
         self.cold = ColdStore(namespace.services.logs)
-        self.stores = stores or MoverStores()
+        self.stores = stores or MoverStores(clock=self._services.clock)
         self._worker = worker or default_client_id()
         self._turns = asyncio.Semaphore(concurrency)
         self._rng = rng or random.Random()

@@ -39,7 +39,7 @@ from dlspark.cold.lake.syncing import release_deleted_log
 from dlspark.cold.moving.clocks import ahead_ms
 from dlspark.cold.moving.folders import ColdFolder, folders_of, mirror_folders_of
 from dlspark.cold.moving.owning import check_owner, may_delete
-from dlspark.cold.moving.stores import MoverStores
+from dlspark.cold.moving.stores import MoverStores, PlaceStores
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
@@ -126,13 +126,14 @@ async def _sweep(
     objects: list[tuple[ColdFolder, ObjectInfo]] = []
     uploads: list[tuple[ColdFolder, OpenUpload]] = []
     for folder in (*folders, *mirror_folders_of(before.log, folders, units)):
+        places = _asked(stores, folder)
         try:
-            if not await may_delete(services, cold, stores, folder.url + _ANY_NAME, folder.options):
+            if not await may_delete(services, cold, places, folder.url + _ANY_NAME, folder.options):
                 swept.foreign.append(
                     folder.url
                 )  # of a former root; what is below the present one is swept all the same
                 continue
-            store = stores.at(folder.root, folder.options)
+            store = places.at(folder.root, folder.options)
             objects += [(folder, one) async for one in store.list(folder.url) if one.modified_ms <= oldest_ms]
             uploads += [(folder, one) async for one in store.uploads(folder.url) if one.started_ms <= oldest_ms]
         except InvariantViolation:
@@ -153,7 +154,8 @@ async def _sweep(
         # Again, since to list takes long: anew before the folder's first deletion, then every some seconds.
         just_seen = folder.url in seen
         seen.add(folder.url)
-        if await may_delete(services, cold, stores, folder.url + _ANY_NAME, folder.options, just_seen=just_seen):
+        places, url = _asked(stores, folder), folder.url + _ANY_NAME
+        if await may_delete(services, cold, places, url, folder.options, just_seen=just_seen):
             return True
         if folder.url not in swept.foreign:
             swept.foreign.append(folder.url)
@@ -175,16 +177,21 @@ async def _sweep(
     for folder, upload in uploads:
         # Of a unit's file as well: the upload that made it has ended, and this is another try of the same.
         if upload.url not in copied and await ours(folder):
-            await stores.at(folder.root, folder.options).abort_upload(upload)
+            await _asked(stores, folder).at(folder.root, folder.options).abort_upload(upload)
             swept.uploads.append(upload.url)
     _report(services, name, swept)
     return swept
 
 
+def _asked(stores: MoverStores, folder: ColdFolder) -> PlaceStores:
+    # A mirror that is away is told of once a minute, and not after its time-outs for each log.
+    return stores.put_off if folder.mirror else stores
+
+
 async def _deleted(stores: MoverStores, folder: ColdFolder, url: str, swept: Swept) -> bool:
     """Delete an object; return False where a mirror did not do it. Raises the errors of the files' own stores."""
     try:
-        await stores.at(folder.root, folder.options).delete(url)
+        await _asked(stores, folder).at(folder.root, folder.options).delete(url)
     except InvariantViolation:
         raise
     except DistributedLogError as error:
@@ -249,7 +256,7 @@ async def sweep_deleted_log(
     asked = []
     for folder, options in folders:
         try:
-            if await may_delete(services, cold, stores, folder + _ANY_NAME, options):
+            if await may_delete(services, cold, stores.put_off, folder + _ANY_NAME, options):
                 asked.append((folder, options))
             else:
                 swept.foreign.append(folder)
@@ -262,7 +269,7 @@ async def sweep_deleted_log(
         await release_deleted_log(services.logs, log.value)
     for folder, options in asked:
         try:
-            await _sweep_deleted_folder(services, cold, stores, folder, options, swept)
+            await _sweep_deleted_folder(services, cold, stores.put_off, folder, options, swept)
         except InvariantViolation:
             raise
         except DistributedLogError as error:
@@ -284,7 +291,7 @@ async def sweep_deleted_log(
 
 
 async def _sweep_deleted_folder(
-    services: Services, cold: ColdStore, stores: MoverStores, folder: str, options: Mapping[str, str], swept: Swept
+    services: Services, cold: ColdStore, stores: PlaceStores, folder: str, options: Mapping[str, str], swept: Swept
 ) -> None:
     # Asked again, since what was done before may have taken long.
     if not await may_delete(services, cold, stores, folder + _ANY_NAME, options):

@@ -1,0 +1,165 @@
+"""What can be put off asks a place that is out of reach once a minute, for all logs together."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import pytest_asyncio
+from helpers.cold.mirrored_world import ASIA, US, MirroredWorld, moved, no_pause
+from helpers.cold.moving_world import ROOT
+from helpers.cold.places import put
+
+from dlspark.cold.moving.mirroring import LogMirrors
+from dlspark.cold.moving.sweeping import sweep_deleted_log
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.objects.errors import ObjectNotFoundError, StoreUnavailableError
+from metadata.distributedlog.cold_store import ColdStore
+
+LOGS = ("log", "orders", "flights")
+
+
+@pytest_asyncio.fixture
+async def world():
+    made = MirroredWorld()
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def logs_of(world):
+    """Some logs with files that their mirrors have."""
+    for name in LOGS:
+        namespace, _ = await moved(world, log=name)
+        assert (await world.mirror(namespace, name)).problems == []
+    return namespace
+
+
+async def test_deletions_of_many_logs_ask_a_mirror_that_is_away_once_and_the_sweep_finds_the_copies(world, caplog):
+    caplog.set_level("INFO", "dlspark.cold.moving.stores")
+    namespace = await logs_of(world)
+    stores = world.stores()
+    world.away.add(US)
+    before = len(world.copies(US))
+    for name in LOGS:
+        async with await namespace.open_log(name) as log:
+            await log.truncate(DLSN(3, 0, 0))
+    left = []
+    world.clock.moment_ms += 100 * 3_600_000
+    for name in LOGS:
+        done = world.right(await world.mover(namespace, name, stores=stores).run())
+        assert len(done.cold_deleted) == 2, "what is away keeps no file in the own place"
+        left += done.copies_left
+    assert world.missed[US] == 1
+    assert len(left) == 6
+    assert all("region us" in text for text in left)
+    assert sum("nothing was asked of it now" in text for text in left) == 5
+    assert caplog.text.count(f"{US} is out of reach since 2025-") == 1
+    assert len(world.copies(US)) == before
+    world.away.clear()
+    for name in LOGS:
+        assert len((await world.sweep_old(namespace, name, stores)).objects) == 2
+    assert caplog.text.count(f"{US}, which had been out of reach since 2025-") == 1
+    assert world.copies(US) == world.copies(ASIA) == world.own()
+
+
+async def test_a_round_over_logs_asks_a_mirror_that_is_away_once_and_fills_it_when_it_is_back(world):
+    for name in LOGS:
+        namespace, _ = await moved(world, log=name)
+    stores = world.stores()
+    world.away.add(US)
+    for name in LOGS:
+        done = await world.mirror(namespace, name, stores)
+        assert len(done.copied) == 4, "the other mirror is filled"
+        assert [text for text in done.problems if "region us" in text]
+    assert world.missed[US] == 1
+    world.away.clear()
+    assert (await world.mirror(namespace, "log", stores)).copied == [], "within the minute nothing is asked of it"
+    world.clock.moment_ms += 60_000
+    for name in LOGS:
+        done = await world.mirror(namespace, name, stores)
+        assert (len(done.copied), done.problems) == (4, [])
+    assert world.copies(US) == world.copies(ASIA) == world.own()
+
+
+async def test_a_mirror_that_goes_while_it_is_written_to_is_noted_as_well(world):
+    """Its list is known, and its owner was seen a moment ago: the first that fails is the copy itself."""
+    namespace, _ = await moved(world)
+    stores = world.stores()
+    assert (await world.mirror(namespace, "log", stores)).problems == []
+    await world.write(namespace, "log", 1, first=5)
+    world.right(await world.mover(namespace, "log").run(at_once=True))
+    world.buckets[US].put_part = world.buckets[US].put = gone
+    mirrors = LogMirrors(namespace.services, ColdStore(namespace.services.logs), stores, "log", no_pause)
+    assert len((await mirrors.run(namespace.settings)).copied) == 1
+    (away,) = stores.put_off.away
+    assert (away.root, away.said) == (US, "gone")
+    assert "nothing was asked" in (await mirrors.run(namespace.settings)).problems[0]
+
+
+def gone(*_arguments):
+    raise StoreUnavailableError("gone")
+
+
+async def test_one_request_finds_out_whether_a_place_is_back_and_the_others_do_not_wait_for_it(world):
+    stores = world.stores()
+    world.away.add(US)
+    store = stores.put_off.at(US, {})
+    with pytest.raises(StoreUnavailableError, match=r"^out of reach"):
+        await store.head(f"{US}/a")
+    world.clock.moment_ms += 60_000
+    answers = await asyncio.gather(*(store.head(f"{US}/a") for _ in range(4)), return_exceptions=True)
+    assert [("nothing was asked" in str(one)) for one in answers] == [False, True, True, True]
+    assert world.missed[US] == 2
+    world.clock.moment_ms += 60_000
+    world.away.clear()
+    with pytest.raises(ObjectNotFoundError):
+        await store.head(f"{US}/a")
+    assert stores.put_off.away == [], "an answer is an answer, whatever it says of the object"
+    await put(store, f"{US}/a", b"data")
+    assert [one.url async for one in store.list(f"{US}/")] == [f"{US}/a"]
+
+
+async def test_two_servers_of_one_address_are_two_places(world):
+    stores = world.stores()
+    world.away.add(US)
+    with pytest.raises(StoreUnavailableError):
+        await stores.put_off.at(US, {"endpoint": "http://one"}).head(f"{US}/a")
+    world.away.clear()
+    with pytest.raises(ObjectNotFoundError):
+        await stores.put_off.at(US, {"endpoint": "http://two"}).head(f"{US}/a")
+    with pytest.raises(StoreUnavailableError, match="nothing was asked"):
+        await stores.put_off.at(US, {"endpoint": "http://one", "region": "r"}).head(f"{US}/a")
+
+
+async def test_the_files_own_place_is_asked_with_each_pass(world):
+    """What is moved does not wait a minute for a place that was away for a moment."""
+    namespace, _ = await moved(world)
+    stores = world.stores()
+    mover = world.mover(namespace, "log", stores=stores)
+    world.away.add(ROOT)
+    for asked in (1, 2):
+        assert (await mover.run()).problems
+        assert world.missed[ROOT] == asked
+    world.away.clear()
+    world.right(await mover.run())
+
+
+async def test_what_deleted_logs_left_in_a_mirror_that_is_away_costs_one_request_for_all(world):
+    namespace = await logs_of(world)
+    for name in LOGS:
+        await namespace.delete_log(name)
+    cold, stores = ColdStore(namespace.services.logs), world.stores()
+    notes = await cold.deleted_logs()
+    world.away.add(US)
+    for note in notes:
+        with pytest.raises(StoreUnavailableError):
+            await sweep_deleted_log(namespace.services, cold, stores, note)
+    assert world.missed[US] == 1
+    assert (world.own(), world.copies(ASIA), len(world.copies(US))) == ({}, {}, 12)
+    assert len(await cold.deleted_logs()) == 3, "their notes stay"
+    world.away.clear()
+    world.clock.moment_ms += 60_000
+    for note in notes:
+        await sweep_deleted_log(namespace.services, cold, stores, note)
+    assert world.copies(US) == {}
