@@ -213,8 +213,13 @@ class _StoreUnlessAway:
 
     async def create(self, url: str) -> ObjectWriter:
         self._patient.check(*self._at)
-        # Nothing may have been asked of the place yet, so that this says nothing of it.
-        return _WriterUnlessAway(self._patient, self._at, await self._store.create(url))
+        try:
+            out = await self._store.create(url)
+        except StoreUnavailableError as error:
+            self._patient.failed(*self._at, error)
+            raise
+        # Nothing may have been asked of the place yet, so that this is no answer of it.
+        return _WriterUnlessAway(self._patient, self._at, out)
 
     async def head(self, url: str) -> ObjectInfo:
         return await self._patient.ask(*self._at, lambda: self._store.head(url))

@@ -10,6 +10,8 @@ from helpers.cold.mirrored_world import ASIA, US, MirroredWorld, moved, no_pause
 from helpers.cold.moving_world import ROOT
 from helpers.cold.places import put
 
+from dlspark.cli.cold import _mirror_lines, _mirrors
+from dlspark.cold.moving.daemon import MoverDaemon
 from dlspark.cold.moving.mirroring import LogMirrors
 from dlspark.cold.moving.sweeping import sweep_deleted_log
 from dlspark.core.codec.dlsn import DLSN
@@ -163,3 +165,37 @@ async def test_what_deleted_logs_left_in_a_mirror_that_is_away_costs_one_request
     for note in notes:
         await sweep_deleted_log(namespace.services, cold, stores, note)
     assert world.copies(US) == {}
+
+
+async def test_a_daemon_notes_which_mirrors_are_away_and_status_says_since_when(world):
+    namespace, _ = await moved(world)
+    moving = MoverDaemon(namespace, stores=world.stores(), worker="host-1")
+    moving._mirrored.add("log")
+
+    async def shown():
+        away = await ColdStore(namespace.services.logs).away.all()
+        async with await namespace.open_log("log") as log:
+            return _mirror_lines({"log": "log", "mirrors": await _mirrors(namespace, log, away)})
+
+    async def round_of_mirrors():
+        await moving.mirror()
+        await moving._tell_away()
+
+    await round_of_mirrors()
+    assert await shown() == [f"log: mirror of region us: {US}", f"log: mirror of region asia: {ASIA}"]
+    world.away.add(US)
+    await world.write(namespace, "log", 1, first=5)
+    world.right(await world.mover(namespace, "log").run(at_once=True))
+    await round_of_mirrors()
+    since = moving.stores.put_off.away[0].since
+    us, asia = await shown()
+    assert us == f"log: mirror of region us: {US}, out of reach for the mover host-1 since {since}"
+    assert asia == f"log: mirror of region asia: {ASIA}"
+    world.clock.moment_ms += 600_000
+    await round_of_mirrors()
+    assert (await shown())[0] == us, "it is the same absence"
+    world.away.clear()
+    world.clock.moment_ms += 60_000
+    await round_of_mirrors()
+    assert (await shown())[0] == f"log: mirror of region us: {US}"
+    assert world.copies(US) == world.own()
