@@ -31,7 +31,7 @@ Every error ends the sweep of one log and is told; the next sweep begins anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,7 +45,7 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import default_client_id, release
 from dlspark.objects.errors import ObjectNotFoundError
-from dlspark.objects.store import ObjectInfo, OpenUpload
+from dlspark.objects.store import ObjectInfo, ObjectStore, OpenUpload
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_marks import ColdMarks
 from metadata.distributedlog.cold_store import ColdStore
@@ -139,9 +139,7 @@ async def _sweep(
         except InvariantViolation:
             raise
         except DistributedLogError as error:
-            if not folder.mirror:
-                raise
-            swept.unreached.append(f"{folder.url}: {error}")
+            _left_in_mirror(folder, folder.url, error, swept)
     fault_points.reach("cold.sweep-listed")
     # Afterwards, and as new as it can be: what is named now, or was not there yet, stays.
     marks = await cold.marks(name)
@@ -152,10 +150,16 @@ async def _sweep(
 
     async def ours(folder: ColdFolder) -> bool:
         # Again, since to list takes long: anew before the folder's first deletion, then every some seconds.
-        just_seen = folder.url in seen
-        seen.add(folder.url)
         places, url = _asked(stores, folder), folder.url + _ANY_NAME
-        if await may_delete(services, cold, places, url, folder.options, just_seen=just_seen):
+        try:
+            own = await may_delete(services, cold, places, url, folder.options, just_seen=folder.url in seen)
+            seen.add(folder.url)
+        except InvariantViolation:
+            raise
+        except DistributedLogError as error:
+            _left_in_mirror(folder, folder.url, error, swept)
+            return False
+        if own:
             return True
         if folder.url not in swept.foreign:
             swept.foreign.append(folder.url)
@@ -171,13 +175,14 @@ async def _sweep(
             continue
         if not await ours(folder):
             continue
-        if await _deleted(stores, folder, info.url, swept):
+        if await _is_done(folder, info.url, _store(stores, folder).delete(info.url), swept):
             swept.objects.append(info.url)
     copied = {one.value.url for one in marks.attempts}
     for folder, upload in uploads:
         # Of a unit's file as well: the upload that made it has ended, and this is another try of the same.
-        if upload.url not in copied and await ours(folder):
-            await _asked(stores, folder).at(folder.root, folder.options).abort_upload(upload)
+        if upload.url in copied or not await ours(folder):
+            continue
+        if await _is_done(folder, upload.url, _store(stores, folder).abort_upload(upload), swept):
             swept.uploads.append(upload.url)
     _report(services, name, swept)
     return swept
@@ -188,18 +193,27 @@ def _asked(stores: MoverStores, folder: ColdFolder) -> PlaceStores:
     return stores.put_off if folder.mirror else stores
 
 
-async def _deleted(stores: MoverStores, folder: ColdFolder, url: str, swept: Swept) -> bool:
-    """Delete an object; return False where a mirror did not do it. Raises the errors of the files' own stores."""
+def _store(stores: MoverStores, folder: ColdFolder) -> ObjectStore:
+    return _asked(stores, folder).at(folder.root, folder.options)
+
+
+async def _is_done(folder: ColdFolder, url: str, request: Awaitable[None], swept: Swept) -> bool:
+    """Wait for a request; return False where a mirror did not do it. Raises the errors of the files' own stores."""
     try:
-        await _asked(stores, folder).at(folder.root, folder.options).delete(url)
+        await request
     except InvariantViolation:
         raise
     except DistributedLogError as error:
-        if not folder.mirror:
-            raise
-        swept.unreached.append(f"{url}: {error}")
+        _left_in_mirror(folder, url, error, swept)
         return False
     return True
+
+
+def _left_in_mirror(folder: ColdFolder, url: str, error: DistributedLogError, swept: Swept) -> None:
+    """Tell of what a mirror did not do, for which nothing else waits. Raises the errors of the files' own stores."""
+    if not folder.mirror:
+        raise error
+    swept.unreached.append(f"{url}: {error}")
 
 
 class _Proof:

@@ -17,6 +17,7 @@ from dlspark.cold.moving.sweeping import sweep_deleted_log
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.objects.errors import ObjectNotFoundError, StoreUnavailableError
 from metadata.distributedlog.cold_store import ColdStore
+from metadata.foundation import fault_points
 
 LOGS = ("log", "orders", "flights")
 
@@ -199,3 +200,34 @@ async def test_a_daemon_notes_which_mirrors_are_away_and_status_says_since_when(
     await round_of_mirrors()
     assert (await shown())[0] == f"log: mirror of region us: {US}"
     assert world.copies(US) == world.own()
+
+
+async def test_a_mirror_that_goes_while_it_is_swept_keeps_nothing_else_from_being_swept(world, monkeypatch):
+    namespace, _ = await moved(world)
+    await world.mirror(namespace)
+    (unit, *_) = await world.units(namespace, "log")
+    name = f"{unit.file.url.rpartition('-')[0]}-0123.parquet"  # a try of a segment that another file has
+    for root in (US, ASIA, ROOT):
+        await put(world.open_store(root), name.replace(ROOT, root), b"x")
+    upload = await world.open_store(US).create(name.replace(ROOT, US).replace("0123", "4567"))
+    await upload.write(b"x" * 5_000)
+    reach = fault_points.reach
+
+    def go_away(point):
+        if point == "cold.sweep-listed":
+            world.away.add(US)
+        reach(point)
+
+    monkeypatch.setattr(fault_points, "reach", go_away)
+    swept = await world.sweep_old(namespace)
+    assert sorted(swept.objects) == sorted(name.replace(ROOT, root) for root in (ASIA, ROOT))
+    assert swept.unreached
+    assert all(text.startswith(US) for text in swept.unreached)
+    monkeypatch.setattr(fault_points, "reach", reach)
+    world.away.clear()
+    swept = await world.sweep_old(namespace)
+    assert (swept.objects, swept.uploads) == (
+        [name.replace(ROOT, US)],
+        [name.replace(ROOT, US).replace("0123", "4567")],
+    )
+    await upload.abort()
