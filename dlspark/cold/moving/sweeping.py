@@ -31,7 +31,7 @@ Every error ends the sweep of one log and is told; the next sweep begins anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -123,23 +123,8 @@ async def _sweep(
         await check_owner(services, cold, stores, settings.cold_root, settings.cold_write_options)
     units = [one.value for one in before.units]
     folders = folders_of(before.log, settings, units, [one.value for one in before.attempts])
-    objects: list[tuple[ColdFolder, ObjectInfo]] = []
-    uploads: list[tuple[ColdFolder, OpenUpload]] = []
-    for folder in (*folders, *mirror_folders_of(before.log, folders, units)):
-        places = _asked(stores, folder)
-        try:
-            if not await may_delete(services, cold, places, folder.url + _ANY_NAME, folder.options):
-                swept.foreign.append(
-                    folder.url
-                )  # of a former root; what is below the present one is swept all the same
-                continue
-            store = places.at(folder.root, folder.options)
-            objects += [(folder, one) async for one in store.list(folder.url) if one.modified_ms <= oldest_ms]
-            uploads += [(folder, one) async for one in store.uploads(folder.url) if one.started_ms <= oldest_ms]
-        except InvariantViolation:
-            raise
-        except DistributedLogError as error:
-            _left_in_mirror(folder, folder.url, error, swept)
+    folders += mirror_folders_of(before.log, folders, units)
+    objects, uploads = await _listed(services, cold, stores, folders, oldest_ms, swept)
     fault_points.reach("cold.sweep-listed")
     # Afterwards, and as new as it can be: what is named now, or was not there yet, stays.
     marks = await cold.marks(name)
@@ -186,6 +171,33 @@ async def _sweep(
             swept.uploads.append(upload.url)
     _report(services, name, swept)
     return swept
+
+
+async def _listed(
+    services: Services,
+    cold: ColdStore,
+    stores: MoverStores,
+    folders: Sequence[ColdFolder],
+    oldest_ms: int,
+    swept: Swept,
+) -> tuple[list[tuple[ColdFolder, ObjectInfo]], list[tuple[ColdFolder, OpenUpload]]]:
+    """Return what is old enough in the folders that are this namespace's, objects and uploads."""
+    objects: list[tuple[ColdFolder, ObjectInfo]] = []
+    uploads: list[tuple[ColdFolder, OpenUpload]] = []
+    for folder in folders:
+        try:
+            if not await may_delete(services, cold, _asked(stores, folder), folder.url + _ANY_NAME, folder.options):
+                # Of a former root; what is below the present one is swept all the same.
+                swept.foreign.append(folder.url)
+                continue
+            store = _store(stores, folder)
+            objects += [(folder, one) async for one in store.list(folder.url) if one.modified_ms <= oldest_ms]
+            uploads += [(folder, one) async for one in store.uploads(folder.url) if one.started_ms <= oldest_ms]
+        except InvariantViolation:
+            raise
+        except DistributedLogError as error:
+            _left_in_mirror(folder, folder.url, error, swept)
+    return objects, uploads
 
 
 def _asked(stores: MoverStores, folder: ColdFolder) -> PlaceStores:
