@@ -324,7 +324,7 @@ async def _verify_log(
             results.append(await verify_object(stores.of(file), file.url, file))
             for mirror in file.copies_in(about.value.mirrors) if mirrors and about is not None else ():
                 copy = mirror.url_of(file.url)
-                found = await verify_object(stores.at(mirror.root, mirror.options), copy, file)
+                found = await verify_object(stores.put_off.at(mirror.root, mirror.options), copy, file)
                 if found.wrong is not None:
                     advice = f"if it is damaged, delete it there: dlspark cold mirror {name} makes it anew"
                     found = replace(found, wrong=f"{found.wrong}; {advice}")

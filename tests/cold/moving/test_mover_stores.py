@@ -10,7 +10,7 @@ from helpers.cold.mirrored_world import ASIA, US, MirroredWorld, moved, no_pause
 from helpers.cold.moving_world import ROOT
 from helpers.cold.places import put
 
-from dlspark.cli.cold import _mirror_lines, _mirrors
+from dlspark.cli.cold import _mirror_lines, _mirrors, _verify_log
 from dlspark.cold.moving.daemon import MoverDaemon
 from dlspark.cold.moving.mirroring import LogMirrors
 from dlspark.cold.moving.sweeping import sweep_deleted_log
@@ -231,3 +231,14 @@ async def test_a_mirror_that_goes_while_it_is_swept_keeps_nothing_else_from_bein
         [name.replace(ROOT, US).replace("0123", "4567")],
     )
     await upload.abort()
+
+
+async def test_verifying_copies_asks_a_mirror_that_is_away_once_and_calls_none_of_them_right(world):
+    namespace, _ = await moved(world)
+    await world.mirror(namespace)
+    world.away.add(US)
+    reports = []
+    await _verify_log(namespace, world.stores(), "log", reports, True)
+    assert world.missed[US] == 1
+    assert [one.url.startswith(US) for one in reports if one.wrong is not None] == [True] * 4
+    assert len(reports) == 12
