@@ -31,6 +31,7 @@ from dlspark.core.log import AsyncLog
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.write_lock import default_client_id
+from metadata.distributedlog.cold_away import AwayNote
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import DistributedLogError, InvariantViolation, NoNodeError
@@ -79,7 +80,7 @@ class MoverDaemon:
         self._namespace = namespace
         self._services = namespace.services
         self.cold = ColdStore(namespace.services.logs)
-        self.stores = stores or MoverStores()
+        self.stores = stores or MoverStores(clock=self._services.clock)
         self._worker = worker or default_client_id()
         self._turns = asyncio.Semaphore(concurrency)
         self._rng = rng or random.Random()
@@ -276,7 +277,9 @@ class MoverDaemon:
         far, or away, must not hold it up."""
         while True:
             self._to_mirror.clear()
-            if await self.mirror():
+            more = await self.mirror()
+            await self._tell_away()
+            if more:
                 await asyncio.sleep(PAUSE_S)
             else:
                 await _wait(MIRRORS_S * self._rng.uniform(0.8, 1.2), self._to_mirror)
@@ -304,6 +307,19 @@ class MoverDaemon:
 
         await self._each(sorted(self._mirrored), fill, "its mirrors could not be filled")
         return more
+
+    async def _tell_away(self) -> None:
+        """Note for people which mirrors are out of reach, and since when: `dlspark cold status` asks none of them."""
+        notes = [AwayNote(self._worker, one.root, one.endpoint, one.since_ms) for one in self.stores.put_off.away]
+        try:
+            if notes:
+                await self.cold.namespace_id()
+            await self.cold.away.tell(notes)
+        except InvariantViolation:
+            raise
+        except DistributedLogError as error:
+            self._raise_if_closed(error)
+            _log.warning("it could not be noted which mirrors are out of reach; again later: %s", error)
 
     # ------------------------------------------------------------------ from time to time
 
