@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
 from pathlib import Path
@@ -111,7 +111,10 @@ def read(uri: UriOption = None, conf: ConfOption = None, values: SetOption = Non
 
 @over_namespace
 async def list_proxies(at: At) -> None:
-    """List the proxies of the namespace: where they listen, what they take, how many streams they own."""
+    """List the proxies of the namespace: where they listen, what they take, how many streams they own.
+
+    Exits with 3 if one does not answer, or announces another region than the storage nodes of its host.
+    """
     from dlspark.serving.process.membership import READ_PROXIES, read_members
     from dlspark.serving.write_proxy.tier.administration import survey
     from metadata.store import join
@@ -119,6 +122,7 @@ async def list_proxies(at: At) -> None:
     async with write_tier(at) as (namespace, peers, members):
         reports = await survey(peers, members)
         readers = await read_members(namespace.store, join(namespace.uri.path, READ_PROXIES))
+        differing = await _differing_regions(namespace, (*members, *readers))
     foreign = [one for one in members if one.frames is None]
     rows: list[Json] = [_described(one) for one in reports]
     rows += [_member(one, "write") | {"error": "it speaks no frames"} for one in foreign]
@@ -126,8 +130,27 @@ async def list_proxies(at: At) -> None:
     described = [row for row in rows if isinstance(row, dict)]
     columns = [key for key in _COLUMNS if key not in ("region", "error") or any(row.get(key) for row in described)]
     cells = [[row.get(key) for key in columns] for row in described]
-    at.result({"proxies": rows}, table(*columns, rows=cells))
-    exit_with(attention=any(one.status is None for one in reports))
+    at.result({"proxies": rows, "differing": dict(differing)}, table(*columns, rows=cells))
+    for location, region in differing.items():
+        typer.echo(
+            f"dlspark: {location} announces another region than the storage nodes of its host, which say {region}. A "
+            "proxy learns its region when it starts: start it again, with the right one (region, or DLSPARK_REGION)",
+            err=True,
+        )
+    exit_with(attention=bool(differing) or any(one.status is None for one in reports))
+
+
+async def _differing_regions(namespace: AsyncNamespace, members: Iterable[ProxyMember]) -> Mapping[str, str]:
+    """Return proxies whose region is not the one that the storage nodes of their host announce, and that one."""
+    from dlspark.core.administration.regions import announced_regions
+
+    placed = [one for one in members if one.region is not None]
+    topology = namespace.ledgers.topology
+    if not placed or topology is None:
+        return {}
+    found = await announced_regions(namespace.ledgers.bookies, topology)
+    there = {one.location: (one.region, found.get(one.endpoint.host)) for one in placed}
+    return {location: says for location, (region, says) in there.items() if says is not None and says != region}
 
 
 _COLUMNS = ("kind", "shard", "address", "region", "status", "streams", "region_id", "grpc", "stats", "error")

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import FrameType
@@ -19,6 +19,7 @@ from dlspark.sandbox.state import (
     DEFAULT_NODES,
     DEFAULT_NODES_A_REGION,
     DEFAULT_ROUND_TRIP_MS,
+    RegionPlace,
     SandboxState,
     default_directory,
 )
@@ -49,7 +50,10 @@ def start(
         bool, typer.Option("--auto-recovery", help="Copy what a lost storage node held to the others.")
     ] = False,
     proxies: Annotated[
-        int, typer.Option(help="Write proxies; with any, there is a read proxy as well.", min=0, max=100)
+        int,
+        typer.Option(
+            help="Write proxies; with any, there is a read proxy as well. With regions: in each.", min=0, max=100
+        ),
     ] = 0,
     cold: Annotated[
         Path | None,
@@ -143,13 +147,8 @@ def status(directory: DirectoryOption = None) -> None:
         typer.echo(f"process {state.pid}, ZooKeeper on port {state.zookeeper_port}", err=True)
         ports = ", ".join(map(str, state.node_ports))
         typer.echo(f"storage {'node on port' if len(state.node_ports) == 1 else 'nodes on ports'} {ports}", err=True)
-    if state.proxies:
-        for what, frames, grpc in (
-            ("write", state.proxy_ports[: state.proxies], state.proxy_grpc_ports[: state.proxies]),
-            ("read", (state.read_proxy_port,), (state.read_proxy_grpc_port,)),
-        ):
-            kind = f"{what} {'proxy' if len(frames) == 1 else 'proxies'}"
-            typer.echo(f"{kind}: {_addresses(frames)} for frames, {_addresses(grpc)} for gRPC", err=True)
+        for line in _proxy_lines(state, None):
+            typer.echo(line, err=True)
     if state.cold is not None:
         typer.echo(_cold_line(directory or default_directory(), Path(state.cold)), err=True)
     killed = [name for name, words in conditions.items() if words.startswith("killed")]
@@ -159,8 +158,7 @@ def status(directory: DirectoryOption = None) -> None:
 def _check_listening(state: SandboxState, killed: Sequence[str], where: str) -> None:
     """Exit with 3 where a part of the sandbox does not listen, and say what to do."""
     parts = [*state.zookeeper_servers.split(","), *(state.node_id(index) for index in range(len(state.node_ports)))]
-    local = [*state.proxy_ports[: state.proxies], *([state.read_proxy_port] if state.proxies else [])]
-    parts += [f"127.0.0.1:{port}" for port in local if port is not None]
+    parts += [place.frames for place in (*state.write_proxies, *state.read_proxies)]
     parts += [f"{place.host}:{place.gateway_port}" for place in state.regions]
     silent = [address for address in parts if not _listens(address)]
     if silent:
@@ -258,9 +256,21 @@ def _say_regions(directory: Path, state: SandboxState, conditions: Mapping[str, 
             f"{', '.join(nodes)}",
             err=True,
         )
+        for line in _proxy_lines(state, place):
+            typer.echo(f"region {place.name}: {line}", err=True)
+    first = "; thin clients there ask its proxies first" if state.proxies else ""
     typer.echo(
-        f'to be in a region: eval "$(dlspark sandbox region env r1 --dir {shlex.quote(str(directory))})"', err=True
+        f'to be in a region: eval "$(dlspark sandbox region env r1 --dir {shlex.quote(str(directory))})"{first}',
+        err=True,
     )
+
+
+def _proxy_lines(state: SandboxState, region: RegionPlace | None) -> Iterator[str]:
+    for what, places in (("write", state.write_proxies), ("read", state.read_proxies)):
+        here = [place for place in places if place.region == region]
+        if here:
+            frames, grpc = (", ".join(addresses) for addresses in zip(*((p.frames, p.grpc) for p in here), strict=True))
+            yield f"{what} {'proxy' if len(here) == 1 else 'proxies'}: {frames} for frames, {grpc} for gRPC"
 
 
 def _cold_line(directory: Path, files: Path) -> str:
@@ -277,10 +287,6 @@ def _listens(address: str) -> bool:
             return True
     except OSError:
         return False
-
-
-def _addresses(ports: Sequence[int | None]) -> str:
-    return ", ".join(f"127.0.0.1:{port}" for port in ports)
 
 
 def _known_state(directory: Path) -> SandboxState:

@@ -1,8 +1,11 @@
-"""The proxies of a sandbox: write proxies, and one read proxy, as local processes.
+"""The proxies of a sandbox: write proxies, and one read proxy, as local processes; with regions, so many in each.
 
 Their ports are the sandbox's, kept across restarts. A write proxy's session with ZooKeeper is short, as the storage
 nodes' are: when one is killed, the others have its logs a few seconds later. Each has a folder below the sandbox's, for
 its log (`write-proxy-0/proxy.log`); nothing here holds data.
+
+One that is in a region has the region's environment, as any program there: so it announces the region, and reaches the
+others by way of the gateway. It listens at the region's address and announces that: a gateway serves no other one.
 """
 
 from __future__ import annotations
@@ -22,14 +25,17 @@ from dlspark.sandbox.processes import (
     first_line,
     log_tail,
 )
-from dlspark.sandbox.state import SandboxState
+from dlspark.sandbox.regions import SandboxRegions
+from dlspark.sandbox.state import ProxyPlace, SandboxState
+from metadata.foundation.errors import CallerError
 from metadata.foundation.private_files import make_private_directory
 from metadata.foundation.processes import ending_with_parent
 
 SESSION_S: Final = 4
 """How long a killed write proxy keeps its logs."""
 READER: Final = -1
-"""The read proxy's number among the processes; the others count from 0."""
+"""The read proxy's number among the processes, the first region's where there are any; those of further regions count
+down from here. Write proxies count from 0."""
 _LOG: Final = "proxy.log"
 
 
@@ -37,36 +43,51 @@ class SandboxProxies:
     """The proxies of one running sandbox."""
 
     def __init__(
-        self, directory: Path, state: SandboxState, spawner: ThreadPoolExecutor, conf: Path | None = None
+        self,
+        directory: Path,
+        state: SandboxState,
+        spawner: ThreadPoolExecutor,
+        conf: Path | None = None,
+        regions: SandboxRegions | None = None,
     ) -> None:
         """Start nothing yet; `spawner` is the thread that starts all processes of the sandbox, `conf` the file of the
-        namespace's settings, if it has one."""
+        namespace's settings, if it has one, `regions` what it has of them."""
         self._conf = conf
+        self._regions = regions
         self._directory = directory
-        self._state = state
+        readers = {READER - number: place for number, place in enumerate(state.read_proxies)}
+        self._places: dict[int, ProxyPlace] = {**dict(enumerate(state.write_proxies)), **readers}
+        self._uri = state.uri
         self._spawner = spawner
+        self._stopping = False
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._log_begins: dict[int, int] = {}
 
     @property
     def write_addresses(self) -> list[str]:
         """Where the write proxies listen for frames, by index."""
-        return [f"127.0.0.1:{port}" for port in self._state.proxy_ports[: self._state.proxies]]
+        return [place.frames for index, place in self._places.items() if index > READER]
 
     @property
     def read_address(self) -> str:
-        """Where the read proxy listens for frames."""
-        return f"127.0.0.1:{self._state.read_proxy_port}"
+        """Where the read proxy listens for frames, that of the first region where there are any."""
+        return self._places[READER].frames
 
     @property
     def write_grpc_addresses(self) -> list[str]:
         """Where the write proxies listen for gRPC, by index."""
-        return [f"127.0.0.1:{port}" for port in self._state.proxy_grpc_ports[: self._state.proxies]]
+        return [place.grpc for index, place in self._places.items() if index > READER]
 
     @property
     def read_grpc_address(self) -> str:
-        """Where the read proxy listens for gRPC."""
-        return f"127.0.0.1:{self._state.read_proxy_grpc_port}"
+        """Where the read proxy listens for gRPC, that of the first region where there are any."""
+        return self._places[READER].grpc
+
+    def numbers_in(self, region: str) -> list[int]:
+        """Return the numbers of a region's proxies, those of its write proxies first."""
+        return [
+            index for index, place in self._places.items() if place.region is not None and place.region.name == region
+        ]
 
     def pid(self, index: int) -> int | None:
         """Return the process of a write proxy, or of the read proxy (`READER`); None where it does not run."""
@@ -75,7 +96,14 @@ class SandboxProxies:
 
     def start(self) -> None:
         """Start all of them and wait until they serve. Raises SandboxError."""
-        numbers = [*range(self._state.proxies), READER]
+        self._start_all(list(self._places))
+
+    def start_region(self, region: str) -> None:
+        """Start those of a region that do not run, and wait until they serve. Raises SandboxError, and CallerError
+        while the sandbox is being stopped."""
+        self._start_all([index for index in self.numbers_in(region) if self.pid(index) is None])
+
+    def _start_all(self, numbers: list[int]) -> None:
         for index in numbers:
             self._spawn(index)
         for index in numbers:
@@ -92,6 +120,14 @@ class SandboxProxies:
         process.kill()
         process.wait()
 
+    def kill_region(self, region: str) -> None:
+        """Kill all of a region with SIGKILL."""
+        killed = [self._processes[index] for index in self.numbers_in(region) if index in self._processes]
+        for process in killed:
+            process.kill()
+        for process in killed:
+            process.wait()
+
     def pause(self, index: int) -> None:
         """Stop one with SIGSTOP; `resume` lets it go on."""
         self._processes[index].send_signal(signal.SIGSTOP)
@@ -105,38 +141,50 @@ class SandboxProxies:
         end_processes([self._processes.pop(index)])
 
     def stop(self) -> None:
-        """End all in order. Idempotent."""
+        """End all in order; from then on none is started. Idempotent."""
+        self._stopping = True
         end_processes(self._processes.values())
         self._processes.clear()
 
     def _folder(self, index: int) -> Path:
-        return self._directory / ("read-proxy" if index == READER else f"write-proxy-{index}")
+        region = self._places[index].region
+        reader = "read-proxy" if region is None else f"read-proxy-{region.name}"
+        return self._directory / (reader if index <= READER else f"write-proxy-{index}")
 
     def _arguments(self, index: int) -> list[str]:
-        uri = f"--uri={self._state.uri}"
-        if index == READER:
+        place = self._places[index]
+        if index <= READER:
             values = {
-                "listenHost": "127.0.0.1",
-                "advertisedHost": "127.0.0.1",
-                "port": self._state.read_proxy_port,
-                "grpcPort": self._state.read_proxy_grpc_port,
+                "listenHost": place.host,
+                "advertisedHost": place.host,
+                "port": place.frames_port,
+                "grpcPort": place.grpc_port,
                 "statsPort": 0,
             }
             module = "dlspark.serving.read_proxy"
         else:
             values = {
-                "server_host": "127.0.0.1",
-                "server_advertised_host": "127.0.0.1",
-                "server_port": self._state.proxy_ports[index],
-                "server_grpc_port": self._state.proxy_grpc_ports[index],
+                "server_host": place.host,
+                "server_advertised_host": place.host,
+                "server_port": place.frames_port,
+                "server_grpc_port": place.grpc_port,
                 "server_stats_port": 0,
                 "server_shard": index,
                 "zkSessionTimeoutSeconds": SESSION_S,
             }
             module = "dlspark.serving.write_proxy"
-        return [sys.executable, "-m", module, uri, *(f"--set={key}={value}" for key, value in values.items())]
+        settings = [f"--set={key}={value}" for key, value in values.items()]
+        return [sys.executable, "-m", module, f"--uri={self._uri}", *settings]
+
+    def _environment(self, index: int) -> dict[str, str]:
+        region = self._places[index].region
+        conf = {} if self._conf is None else {"DLSPARK_CONF": str(self._conf)}
+        place = {} if self._regions is None or region is None else self._regions.environment(region.name)
+        return child_environment() | conf | place
 
     def _spawn(self, index: int) -> None:
+        if self._stopping:  # a region that is being healed in another thread: what it starts now would stay
+            raise CallerError("the sandbox is being stopped; its proxies are not started")
         if not self._folder(index).is_dir():
             make_private_directory(self._folder(index))
         self._processes[index] = self._spawner.submit(self._start_process, index).result()
@@ -152,7 +200,7 @@ class SandboxProxies:
                 # Ctrl-C at the terminal is for the sandbox alone, which then ends its processes in order.
                 start_new_session=True,
                 cwd=self._folder(index),
-                env=child_environment() | ({} if self._conf is None else {"DLSPARK_CONF": str(self._conf)}),
+                env=self._environment(index),
             )
 
     def _await_ready(self, index: int) -> None:
@@ -165,7 +213,9 @@ class SandboxProxies:
             return
         process.kill()
         process.wait()
-        what = "the read proxy" if index == READER else f"write proxy {index}"
+        region = self._places[index].region
+        what = "the read proxy" if index <= READER else f"write proxy {index}"
+        what += "" if region is None else f" of region {region.name}"
         raise SandboxError(
             f"{what} did not start (exit status {process.returncode}); its log ends with:\n"
             f"{log_tail(self._folder(index) / _LOG, self._log_begins[index])}"

@@ -81,7 +81,7 @@ class Sandbox(OpenedHere):
         node_settings: further settings of the storage nodes (keys of conf/bookie.conf).
         zookeeper_tick_ms: ZooKeeper's unit of time: a session lasts two at least.
         auto_recovery: every node runs auto-recovery as well: entries that a lost node held are copied to the others.
-        proxies: write proxies; with any there is a read proxy, too.
+        proxies: write proxies; with any there is a read proxy, too. With regions: in each of them.
         cold: a folder for cold storage, which is made: a mover runs, and `settings` has what writers need.
         regions: how many regions there are, each with `nodes` storage nodes (2 if not said) and one of ZooKeeper's
             servers; 0: none, all is in one place. See `regions`. A directory keeps their number.
@@ -112,10 +112,10 @@ class Sandbox(OpenedHere):
             )
         if regions and port:
             raise CallerError("with regions there are several ZooKeeper servers, whose ports cannot be chosen")
-        if regions and (proxies or cold is not None):
+        if regions and cold is not None:
             raise CallerError(
-                "a sandbox with regions has no proxies and no cold storage of its own: they would be in no region",
-                advice="Leave them out, and start such a process with the variables of its region (sandbox status)",
+                "a sandbox with regions has no cold storage of its own: it would be in no region",
+                advice="Leave it out, and start a mover with the variables of its region (sandbox status)",
             )
         if round_trip_ms < 0:
             raise CallerError(f"a round trip of {round_trip_ms} ms cannot be")
@@ -131,7 +131,7 @@ class Sandbox(OpenedHere):
             raise CallerError(f"a sandbox cannot have {proxies} proxies")
         self.directory = Path(directory).absolute()
         self._nodes_wanted = nodes * max(1, regions)
-        self._proxies_wanted = proxies
+        self._proxies_wanted = proxies * max(1, regions)
         self._proxies: SandboxProxies | None = None
         self._cold_wanted = Path(cold).absolute() if cold is not None else None
         self._mover: SandboxMover | None = None
@@ -229,6 +229,8 @@ class Sandbox(OpenedHere):
         self.regions.killed.add(name)
         for index in self.region_nodes(name):
             self.kill_node(index)
+        if self._proxies is not None:
+            self._proxies.kill_region(name)
         self.regions.kill_zookeeper(name)
 
     def heal_region(self, name: str) -> None:
@@ -242,6 +244,8 @@ class Sandbox(OpenedHere):
                 self._spawn(index)
             for index in killed:
                 self._await_ready(index)
+            if self._proxies is not None:
+                self._proxies.start_region(name)
             self.regions.killed.discard(name)
 
     def node_pid(self, index: int) -> int | None:
@@ -280,7 +284,7 @@ class Sandbox(OpenedHere):
                 self._mover.start()
             if self._proxies_wanted:
                 conf = self._mover.conf if self._mover is not None else None
-                self._proxies = SandboxProxies(self.directory, self.state, self._spawner_thread(), conf)
+                self._proxies = SandboxProxies(self.directory, self.state, self._spawner_thread(), conf, self._regions)
                 self._proxies.start()
         except OSError as error:
             self.stop()

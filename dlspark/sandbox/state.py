@@ -17,6 +17,7 @@ from pathlib import Path
 from metadata.foundation import processes
 from metadata.foundation.errors import CallerError
 
+LOCAL_HOST = "127.0.0.1"
 NAMESPACE_PATH = "/distributedlog"
 DEFAULT_NODES = 4
 DEFAULT_NODES_A_REGION = 2
@@ -47,6 +48,30 @@ class RegionPlace:
         return f"{self.host}:{self.quorum_port}:{self.election_port}"
 
 
+@dataclass(frozen=True, slots=True)
+class ProxyPlace:
+    """Where does a proxy of the sandbox listen? For frames, and for gRPC; in which region, where there are any."""
+
+    region: RegionPlace | None
+    frames_port: int
+    grpc_port: int
+
+    @property
+    def host(self) -> str:
+        """The address at which it listens, and that it announces."""
+        return LOCAL_HOST if self.region is None else self.region.host
+
+    @property
+    def frames(self) -> str:
+        """Its `host:port` for frames."""
+        return f"{self.host}:{self.frames_port}"
+
+    @property
+    def grpc(self) -> str:
+        """Its `host:port` for gRPC."""
+        return f"{self.host}:{self.grpc_port}"
+
+
 def voters(regions: int) -> int:
     """Return how many of so many regions have a ZooKeeper server with a vote: an odd number, five at most, for each
     change waits for most of them. The servers of the others are observers."""
@@ -57,7 +82,7 @@ def voters(regions: int) -> int:
 class SandboxState:
     """Which ports has a sandbox, and does it run? The ports stay; while it runs there is the process that owns it, when
     that was started, and which proxies it has: the first `proxies` of the write proxies' ports, and where there are
-    any, the read proxy.
+    any, a read proxy, or one in each region.
     """
 
     zookeeper_port: int
@@ -67,13 +92,15 @@ class SandboxState:
     proxy_ports: tuple[int, ...] = ()
     """Of write proxies, for frames; for gRPC they have `proxy_grpc_ports`."""
     read_proxy_port: int | None = None
+    """In each region the same: their addresses differ."""
     proxies: int = 0
     proxy_grpc_ports: tuple[int, ...] = ()
     read_proxy_grpc_port: int | None = None
     cold: str | None = None
     """The folder of its cold storage, while it runs with one."""
     regions: tuple[RegionPlace, ...] = ()
-    """Storage node number i is in region i modulo their number. Empty: all is at 127.0.0.1."""
+    """Storage node number i, and write proxy number i, is in region i modulo their number. Empty: all is at 127.0.0.1.
+    """
     round_trip_ms: float = 0.0
     """Between any two regions."""
     control_port: int | None = None
@@ -87,7 +114,7 @@ class SandboxState:
     @property
     def zookeeper_servers(self) -> str:
         """ZooKeeper's `host:port`, or those of all regions with commas between them."""
-        places = [(place.host, place.zookeeper_port) for place in self.regions] or [("127.0.0.1", self.zookeeper_port)]
+        places = [(place.host, place.zookeeper_port) for place in self.regions] or [(LOCAL_HOST, self.zookeeper_port)]
         return ",".join(f"{host}:{port}" for host, port in places)
 
     def node_region(self, index: int) -> RegionPlace | None:
@@ -97,7 +124,22 @@ class SandboxState:
     def node_id(self, index: int) -> str:
         """Return a storage node's id, `host:port`."""
         place = self.node_region(index)
-        return f"{'127.0.0.1' if place is None else place.host}:{self.node_ports[index]}"
+        return f"{LOCAL_HOST if place is None else place.host}:{self.node_ports[index]}"
+
+    @property
+    def write_proxies(self) -> list[ProxyPlace]:
+        """The write proxies that it has while it runs, by index."""
+        ports = zip(self.proxy_ports, self.proxy_grpc_ports, strict=False)  # more than run now, where more ran before
+        every = [ProxyPlace(self.node_region(index), *pair) for index, pair in enumerate(ports)]
+        return every[: self.proxies]
+
+    @property
+    def read_proxies(self) -> list[ProxyPlace]:
+        """The read proxies: one, or one in each region, in their order; none where there are no write proxies."""
+        frames, grpc = self.read_proxy_port, self.read_proxy_grpc_port
+        if not self.proxies or frames is None or grpc is None:
+            return []
+        return [ProxyPlace(place, frames, grpc) for place in self.regions or (None,)]
 
     @classmethod
     def load(cls, directory: Path) -> SandboxState | None:

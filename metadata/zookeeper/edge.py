@@ -10,7 +10,9 @@ again. Here an attempt at a connection has a part of that time, and so has silen
 Where servers lie in several regions, those of the own one are tried first, for a request to another one takes a round
 trip more. They are those that are dialled without the SOCKS proxy, where there is one, and those that
 `DLSPARK_ZOOKEEPER_FIRST` names (`host` or `host:port`, separated by commas). The one that answered nothing in time is
-tried last, so that a near server that hangs costs a session one attempt and no more.
+tried last, so that a near server that hangs costs a session one attempt and no more. A session that is elsewhere
+returns to a server of the own region when that has served again for a while (`metadata.zookeeper.homing`), if it is
+dialled without the proxy.
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ from typing import Any, Final, ParamSpec
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from kazoo.handlers.threading import SequentialThreadingHandler
-from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.connection import ConnectionDropped, ConnectionHandler
 from kazoo.protocol.serialization import Exists, GetChildren, GetChildren2
 
 from metadata.foundation.socks import ANSWER, SocksProxy, connect_request
+from metadata.zookeeper.homing import HomeProbe, HomeRule
 
 P = ParamSpec("P")
 
@@ -90,6 +93,10 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         addresses = [(str(address[0]), int(address[1])) for address in found]
         self._direct.update(address for address, _ in addresses)
         return addresses
+
+    def goes_by_proxy(self, host: str) -> bool:
+        """Return whether a server is dialled by way of the proxy."""
+        return self._proxy is not None and self._proxy.leads_to(host)
 
     def near(self, host: str) -> bool:
         """Return whether a server is dialled directly where others are reached by way of the proxy."""
@@ -249,6 +256,11 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         self._first = first_servers()
         self._dialled: tuple[str, int] | None = None
         self._silent: tuple[str, int] | None = None
+        self._home = HomeRule()
+        self._homes: list[tuple[str, str, int]] = []
+        """Servers of the own region that can be asked whether they serve."""
+        self._probe: HomeProbe | None = None
+        self._returns_to: tuple[str, str, int] | None = None
 
     @classmethod
     def install(cls, client: KazooClient, handler: LoopHandler, connect_timeout_s: float) -> None:
@@ -276,13 +288,40 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
             except OSError as error:
                 self.logger.warning("Cannot resolve %s: %s", host, error)
         random.shuffle(found)
+        self._homes = [one for one in found if self._is_near(one[0], one[2]) and not self._edge.goes_by_proxy(one[0])]
         return sorted(found, key=lambda one: (one[1:] == self._silent, not self._is_near(one[0], one[2])))
 
     def _is_near(self, host: str, port: int) -> bool:
         return self._edge.near(host) or host in self._first or f"{host}:{port}" in self._first
 
+    def _connect_attempt(self, host: str, address: str, port: int, retry: Any) -> Any:
+        """Make one attempt, and serve the connection until it ends; at the server to return to, where there is one."""
+        if self._returns_to is not None:
+            (host, address, port), self._returns_to = self._returns_to, None
+        return super()._connect_attempt(host, address, port, retry)
+
+    def _read_socket(self, read_timeout: float) -> Any:
+        """Read what has come; after a sign of life, with nothing under way, see to the session's return."""
+        asked_for_life = self.ping_outstanding.is_set()
+        end = super()._read_socket(read_timeout)
+        heard = asked_for_life and not self.ping_outstanding.is_set()
+        # What is queued from here on fails as by any lost connection: its outcome is unknown to the caller.
+        if heard and not self.client._pending and not self.client._queue and not self.client._stopped.is_set():
+            self._see_to_return(time.monotonic())
+        return end
+
+    def _see_to_return(self, now: float) -> None:
+        if self._probe is not None and self._probe.ended:
+            found, self._probe = self._probe.found, None
+            self._home.answered(now, serves=found is not None)
+            if found is not None and self._home.returns(now):
+                self._returns_to = found
+                raise ConnectionDropped(f"the session returns to {found[1]}:{found[2]}, in its own region")
+        if self._probe is None and self._homes and self._home.asks(now):
+            self._probe = HomeProbe(self._homes, self.client.last_zxid)
+
     def _connect(self, *server: Any) -> tuple[float, float]:
-        _, address, port = server
+        host, address, port = server
         self._dialled = address, port
         limit_s, began = self._attempt_limit_s(), time.monotonic()
         try:
@@ -296,6 +335,7 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         self._ran_out = 0
         if self._silent == self._dialled:
             self._silent = None
+        self._home.connected(near=self._is_near(host, port))
         # kazoo derives both from the timeout that the server granted: two thirds of it, and its part for each server.
         self._session_s = connect_ms * len(self.client.hosts) / 1000
         self._edge.silence_limit_s = silence_ms / 1000

@@ -29,6 +29,7 @@ from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
 from metadata.foundation.private_files import make_private_directory
 from metadata.foundation.processes import ending_with_parent
+from metadata.zookeeper.homing import four_letters
 
 MINIMUM_JAVA: Final = 17
 TICK_MS: Final = 250
@@ -433,19 +434,6 @@ def _java_version(java: str, _changed: int) -> int:
     if match is None:
         return 0
     return int(match[2] or 0) if match[1] == "1" else int(match[1])  # before Java 9: 1.8
-
-
-def four_letters(host: str, port: int, command: str, timeout_ms: int = 1_000) -> str:
-    """Return a ZooKeeper server's answer to a four-letter command; empty where nothing answers."""
-    try:
-        with socket.create_connection((host, port), timeout_ms / 1000) as connection:
-            connection.sendall(command.encode("ascii"))
-            answer = b""
-            while chunk := connection.recv(4096):
-                answer += chunk
-            return answer.decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def _listener(host: str) -> socket.socket:

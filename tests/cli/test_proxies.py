@@ -22,7 +22,7 @@ from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import OwnershipAcquireFailedError
 from dlspark.sandbox.processes import child_environment
 from dlspark.sandbox.proxies import READER
-from dlspark.sandbox.sandbox import Sandbox
+from dlspark.sandbox.sandbox import LEDGERS_PATH, Sandbox
 from dlspark.sandbox.state import SandboxState
 from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol.operations import (
@@ -34,7 +34,9 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
+from metadata.bookkeeper.topology import TopologyStore
 from metadata.foundation.errors import CallerError
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.transport.tcp import TcpNetwork
 
 pytestmark = pytest.mark.processes
@@ -159,6 +161,27 @@ def test_a_log_is_moved_to_a_region_or_refused_with_what_to_do(tier: Sandbox) ->
     opened = json.loads(moved("at-home", "home", "--output", "json", status=0).stdout)
     assert (opened["from"], opened["moved"], opened["round_trips"]) == (None, True, 2)
     assert owners(tier)["at-home"] in (first, second)
+
+
+def test_a_proxy_whose_host_is_in_another_region_by_now_is_to_be_started_again(tier: Sandbox) -> None:
+    def announce(location: str | None) -> None:
+        async def announced() -> None:
+            store = await ZooKeeperStore.connect(tier.zookeeper_address)
+            try:
+                await TopologyStore(store, LEDGERS_PATH).announce(tier.node_ids[0], location)
+            finally:
+                await store.close()
+
+        asyncio.run(announced())
+
+    announce("/home/rack1")
+    assert result(tier, "list")["differing"] == {}
+    announce("/away/rack1")
+    listed = result(tier, "list", status=3)
+    assert listed["differing"] == {one["location"]: "away" for one in listed["proxies"]}
+    assert "which say away" in run(tier, "list", status=3).stderr
+    announce(None)
+    assert result(tier, "list")["differing"] == {}
 
 
 def test_a_drained_proxy_takes_nothing_until_it_may_again(tier: Sandbox) -> None:

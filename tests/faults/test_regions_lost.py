@@ -16,16 +16,16 @@ import itertools
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers.faults.region_processes import RegionClient, longest_gap_s
 from helpers.faults.verdict import Outcomes, check_round
-from helpers.fork_server import Child, ForkServer
+from helpers.fork_server import ForkServer
 from helpers.waiting import wait_until
 
-from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.runtime import Runtime
 from dlspark.core.sync.namespace import Namespace
@@ -71,42 +71,6 @@ class Round:
     reads_stopped_s: float
 
 
-class Client:
-    """A process in a region, and what it has said."""
-
-    def __init__(self, child: Child, region: str) -> None:
-        self.child = child
-        self.region = region
-        self.outcomes = Outcomes()
-        self.times: list[float] = []
-        """Of acknowledgements, or of records seen."""
-        self.seen: list[int] = []
-
-    def listen(self) -> None:
-        while not self.child.lines.empty():
-            line = self.child.lines.get()
-            word, *rest = (line or "ended").split(" ")
-            if word == "ok":
-                self.outcomes.acknowledged[int(rest[0])] = DLSN.parse(rest[1])
-                self.times.append(float(rest[2]))
-            elif word == "saw":
-                self.seen.append(int(rest[0]))
-                self.times.append(float(rest[1]))
-            else:
-                self.outcomes.take(line or "ended")
-
-    def said(self, word: str) -> bool:
-        self.listen()
-        return any(note.partition(" ")[0] == word for note in self.outcomes.notes)
-
-    def until_said(self, word: str) -> None:
-        wait_until(lambda: self.said(word), lambda: f"{self.child.name}: {self.outcomes.notes[-5:]}")
-
-    def has_after(self, moment: float) -> bool:
-        self.listen()
-        return bool(self.times) and self.times[-1] > moment
-
-
 class Regions:
     """The sandbox of all rounds."""
 
@@ -121,7 +85,7 @@ class Regions:
             self.sandbox.stop()
             raise
 
-    def start(self, what: str, name: str, log: str, region: str, **more: object) -> Client:
+    def start(self, what: str, name: str, log: str, region: str, **more: object) -> RegionClient:
         arguments = {
             "environment": self.sandbox.regions.environment(region),
             "name": name,
@@ -130,11 +94,11 @@ class Regions:
             "settings": SETTINGS,
             **more,
         }
-        return Client(self.forks.spawn(f"helpers.faults.region_clients:{what}", arguments), region)
+        return RegionClient(self.forks.spawn(f"helpers.faults.region_clients:{what}", arguments), region)
 
     def leading_region(self) -> str:
         """The region of the voter that leads."""
-        from metadata.zookeeper.embedded import four_letters
+        from metadata.zookeeper.homing import four_letters
 
         places = self.sandbox.state.regions
         modes = {p.name: four_letters(p.host, p.zookeeper_port, "srvr") for p in places}
@@ -176,12 +140,6 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Regions]:
         yield opened
     finally:
         opened.close()
-
-
-def longest_gap_s(times: Sequence[float], begin: float) -> float:
-    """The longest time without any of them, from `begin` on."""
-    late = [begin, *sorted(moment for moment in times if moment > begin)]
-    return max((after - before for before, after in itertools.pairwise(late)), default=0.0)
 
 
 def with_leader_lost(leading: str, places: tuple[str, str, str], which: str) -> tuple[str, str, str]:
@@ -244,7 +202,7 @@ def play(regions: Regions, seed: int) -> Round:
     return Round(seed, kind, which, led, longest_gap_s(acknowledged, lost_at), longest_gap_s(seen, lost_at))
 
 
-def _check_log(regions: Regions, name: str, writers: list[Client], reader: Client) -> list[LogRecord]:
+def _check_log(regions: Regions, name: str, writers: list[RegionClient], reader: RegionClient) -> list[LogRecord]:
     outcomes = Outcomes()
     for one in writers:
         outcomes.acknowledged |= one.outcomes.acknowledged

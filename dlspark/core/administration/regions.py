@@ -95,6 +95,20 @@ async def cluster_regions(
     return ClusterRegions(tuple(nodes), announced.disallowed, off, racks.error)
 
 
+async def announced_regions(registry: BookieRegistry, topology: TopologyStore) -> dict[str, str]:
+    """Return by host the region that its storage nodes announce, of those that are registered; without hosts whose
+    nodes announce several. Raises CorruptDataError, and the metadata store's errors."""
+    announced = await topology.read()
+    if not announced.nodes:
+        return {}
+    found: dict[str, set[str]] = {}
+    for one in await registry.registrations():
+        region = region_of(announced.location_of(one.bookie_id) or "")
+        if region is not None and one.address is not None:
+            found.setdefault(one.address.host, set()).add(region)
+    return {host: regions.pop() for host, regions in found.items() if len(regions) == 1}
+
+
 async def close_region(topology: TopologyStore, found: ClusterRegions, region: str) -> bool:
     """Have no new copies placed in a region; returns whether that is news. Raises CallerError for a region that has no
     node and for the last one that could take copies, CorruptDataError, and the metadata store's errors."""

@@ -106,6 +106,8 @@ class AnnouncedFleet:
         self._watches: list[MemberWatch] = []
         self._on_change: ChangeHandler | None = None
         self._first: asyncio.Event = asyncio.Event()
+        self._names: dict[bool, dict[str, str]] = {}
+        """Of write proxies (True) and read proxies: the address of each member, by its name."""
         self.write_hosts: tuple[ProxyHost, ...] = ()
         self.read_hosts: tuple[ProxyHost, ...] = ()
 
@@ -138,22 +140,31 @@ class AnnouncedFleet:
         return await ZooKeeperStore.connect(self._uri.servers, session_timeout_ms=SESSION_TIMEOUT_MS)
 
     def _write_changed(self, members: tuple[ProxyMember, ...]) -> None:
-        self._changed(members, self.read_hosts, writes=True)
+        self._changed(members, writes=True)
 
     def _read_changed(self, members: tuple[ProxyMember, ...]) -> None:
-        self._changed(members, self.write_hosts, writes=False)
+        self._changed(members, writes=False)
 
-    def _changed(self, members: tuple[ProxyMember, ...], others: tuple[ProxyHost, ...], *, writes: bool) -> None:
-        hosts = tuple(
-            ProxyHost(str(one.endpoint), one.shard, region=one.region) for one in members if one.frames is not None
-        )
+    def _changed(self, members: tuple[ProxyMember, ...], *, writes: bool) -> None:
+        usable = [one for one in members if one.frames is not None]
+        hosts = [ProxyHost(str(one.endpoint), one.shard, region=one.region) for one in usable]
+        before, names = self._names.get(writes, {}), {one.name: str(one.endpoint) for one in usable}
+        self._names[writes] = names
+        # A proxy that was started again before its former session has ended never left the list. Its new member says
+        # that it has come: it is left out first, so that who passes it over for a lost connection asks it again.
+        came = {names[name] for name in names.keys() - before.keys()}.intersection(before.values())
+        if came:
+            self._use([host for host in hosts if host.address not in came], writes=writes)
+        self._use(hosts, writes=writes)
+
+    def _use(self, hosts: Sequence[ProxyHost], *, writes: bool) -> None:
         if writes:
-            self.write_hosts = hosts
+            self.write_hosts = tuple(hosts)
         else:
-            self.read_hosts = hosts
+            self.read_hosts = tuple(hosts)
         logger.info("%s has %d proxies that %s", self._uri, len(hosts), "write" if writes else "read")
         # Either kind will do: a client of read proxies alone is opened too.
-        if hosts or others:
+        if self.write_hosts or self.read_hosts:
             self._first.set()
         if self._on_change is not None:
             self._on_change()

@@ -18,7 +18,8 @@ from helpers.waiting import wait_until
 
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
 from metadata.zookeeper.client import ZooKeeperStore
-from metadata.zookeeper.embedded import EmbeddedZooKeeper, EnsembleMember, find_java, four_letters
+from metadata.zookeeper.embedded import EmbeddedZooKeeper, EnsembleMember, find_java
+from metadata.zookeeper.homing import four_letters
 
 pytestmark = pytest.mark.processes
 

@@ -9,7 +9,8 @@ import pytest
 
 from dlspark.testing.java_process import free_port
 from metadata.zookeeper.client import ZooKeeperStore
-from metadata.zookeeper.embedded import OBSERVER, EmbeddedZooKeeper, EnsembleMember, four_letters
+from metadata.zookeeper.embedded import OBSERVER, EmbeddedZooKeeper, EnsembleMember
+from metadata.zookeeper.homing import four_letters
 
 pytestmark = pytest.mark.processes
 

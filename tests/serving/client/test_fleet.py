@@ -129,6 +129,7 @@ class Regions:
             *(f"{kind}-{region}{number}:1" for region in regions for kind in ("write", "read") for number in (1, 2))
         )
         self.announced: dict[str, tuple[MemoryStore, Announcement]] = {}
+        self.sessions: list[MemoryStore] = []
         self.clients: list[AsyncClient] = []
 
     async def begin(self) -> Regions:
@@ -142,6 +143,7 @@ class Regions:
         self.fleet[address].up = True
         folder = WRITE_PROXIES if kind == "write" else READ_PROXIES
         self.announced[address] = await announce(self.tree, address, folder=folder, region=rest.partition(":")[0][:-1])
+        self.sessions.append(self.announced[address][0])
 
     async def gone(self, address: str, *, known: bool) -> None:
         """A proxy dies; `known`: its session has ended, too."""
@@ -163,7 +165,7 @@ class Regions:
     async def end(self) -> None:
         for client in self.clients:
             await client.close()
-        for store, _ in self.announced.values():
+        for store in self.sessions:
             await store.close()
 
 
@@ -229,8 +231,9 @@ async def test_a_region_that_says_it_is_not_available_is_passed_over():
     await regions.end()
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["sessions ended", "back before their sessions have ended"])
 @virtual_time
-async def test_reads_stay_in_the_own_region_go_elsewhere_while_it_is_away_and_come_back():
+async def test_reads_stay_in_the_own_region_go_elsewhere_while_it_is_away_and_come_back(known):
     regions = await Regions("eu", "us").begin()
     client = await regions.client(region="eu", blackoutMs=60_000)
 
@@ -245,7 +248,7 @@ async def test_reads_stay_in_the_own_region_go_elsewhere_while_it_is_away_and_co
         assert (await reader.read_next()).payload == b"0"
         assert (reads()["eu"] > 0, reads()["us"]) == (True, 0)
         for address in ("read-eu1:1", "read-eu2:1"):
-            await regions.gone(address, known=True)
+            await regions.gone(address, known=known)
         await client.write("x", b"1")
         assert (await reader.read_next()).payload == b"1"
         assert reads()["us"] > 0

@@ -1,0 +1,114 @@
+"""When does a session return to a ZooKeeper server of the own region? `HomeRule` decides, `HomeProbe` asks.
+
+A session whose server of the own region went away is at another one, where each request takes a round trip more. The
+protocol allows it to go on at any server under its id, with its ephemeral znodes. It is a lost connection to those that
+use it all the same: what they ask meanwhile is refused, and watches are void. So it is done rarely, and when nothing is
+asked: after the answer to a sign of life, for which kazoo asks when it has sent nothing for a third of the session.
+
+Fault model: a server that listens need not serve. It may be without a leader, or so far behind that it refuses a
+session that has seen more. So it must say for a while that it serves, and what it has, before it is gone to; `srvr`
+asks that, which every server answers unless that was switched off (`4lw.commands.whitelist`): then a session stays
+where it is. Where the server fails after all, the others are tried as after any loss, and the next return waits for
+minutes.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+PROBE_EVERY_S: Final = 10.0
+WELL_FOR_S: Final = 30.0
+"""How long a server of the own region must have served at least; each session adds up to as much again, so that not all
+come at a time."""
+RETURN_EVERY_S: Final = 300.0
+"""The shortest time between two returns of a session."""
+
+
+class HomeRule:
+    """Says when to ask for a server of the own region, and when to go there. Times are those of one clock."""
+
+    def __init__(self, well_for_s: float | None = None) -> None:
+        """`well_for_s`: how long it must have served; None: a number of this session."""
+        self._well_for_s = random.uniform(1, 2) * WELL_FOR_S if well_for_s is None else well_for_s
+        self._away = False
+        self._ask_at = 0.0
+        self._well_since: float | None = None
+        self._return_at = 0.0
+
+    def connected(self, *, near: bool) -> None:
+        """Note that the session is at a server of the own region, or at another one."""
+        self._away = not near
+        self._well_since = None
+
+    def asks(self, now: float) -> bool:
+        """Return whether to ask now; the next time is a while later then."""
+        if not self._away or now < self._ask_at:
+            return False
+        self._ask_at = now + PROBE_EVERY_S
+        return True
+
+    def answered(self, now: float, *, serves: bool) -> None:
+        """Note what was found."""
+        if not serves:
+            self._well_since = None
+        elif self._well_since is None:
+            self._well_since = now
+
+    def returns(self, now: float) -> bool:
+        """Return whether the session goes there now; it does not go again for a while then."""
+        if not self._away or self._well_since is None:
+            return False
+        if now < max(self._return_at, self._well_since + self._well_for_s):
+            return False
+        self._return_at = now + RETURN_EVERY_S
+        self._well_since = None
+        return True
+
+
+class HomeProbe:
+    """Asks servers whether they serve, in a thread of its own: one that hangs must not hold up the session."""
+
+    def __init__(self, servers: Sequence[tuple[str, str, int]], zxid: int) -> None:
+        """Begin. `servers`: name, address and port; `zxid`: the last change that the session has seen."""
+        self.found: tuple[str, str, int] | None = None
+        """The first that serves, once `ended`."""
+        self._servers = servers
+        self._zxid = zxid
+        self._thread = threading.Thread(target=self._run, name="dlspark-zookeeper-home", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """True once all have answered, or one that serves."""
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        self.found = next(
+            (server for server in self._servers if serves(four_letters(*server[1:], "srvr"), self._zxid)), None
+        )
+
+
+def serves(answer: str, zxid: int) -> bool:
+    """Return whether a server that gives this answer to `srvr` would take a session that has seen `zxid`."""
+    said = dict(line.partition(": ")[::2] for line in answer.splitlines())
+    try:
+        return "Mode" in said and int(said["Zxid"], 16) >= zxid
+    except (KeyError, ValueError):
+        return False
+
+
+def four_letters(host: str, port: int, command: str, timeout_ms: int = 1_000) -> str:
+    """Return a ZooKeeper server's answer to a four-letter command; empty where nothing answers."""
+    try:
+        with socket.create_connection((host, port), timeout_ms / 1000) as connection:
+            connection.sendall(command.encode("ascii"))
+            answer = b""
+            while chunk := connection.recv(4096):
+                answer += chunk
+            return answer.decode("utf-8", "replace")
+    except OSError:
+        return ""
