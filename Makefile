@@ -26,7 +26,7 @@ $(STAMP): setup.cfg setup.py pyproject.toml .ci/check-machine
 demo: $(STAMP) ## the main job: a year of flights through a replicated log, with faults, every figure checked
 	$(BIN)/dlspark demo
 
-test: lint ## lint, types, import contracts, and tests of every part: 13 minutes (starts every server it needs)
+test: lint ## lint, types, import contracts, and tests of every part: 12 minutes (starts every server it needs)
 	@$(MAKE) --no-print-directory -j 2 types contracts $(ARCHIVE)
 	@$(MAKE) --no-print-directory unit TIER=first
 

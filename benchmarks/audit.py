@@ -21,7 +21,8 @@ from metadata.bookkeeper.auditors import AuditorStore
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
 from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.bookkeeper.replication import RepairQueue, ReplicationStore
+from metadata.bookkeeper.repairs import RepairQueue
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.pacing import for_each
 from metadata.store import MetadataStore
 from metadata.zookeeper.client import ZooKeeperStore
@@ -75,6 +76,7 @@ class AuditRig:
             settings,
             SystemClock(),
             client.judge_placement,
+            client.knows_places,
         )
 
     async def fill(self, count: int) -> None:

@@ -44,11 +44,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def use_properties(config: pytest.Config) -> None:
     """Set up tests of properties: no time is asserted, and the ordinary command tries the same examples each time; the
-    long rounds draw others."""
+    long rounds draw others, and more of them."""
+    ordinary = config.getoption("--rounds") is None
     hypothesis.settings.register_profile(
         "dlspark",
         deadline=None,
-        derandomize=config.getoption("--rounds") is None,
+        derandomize=ordinary,
+        max_examples=40 if ordinary else 400,
         print_blob=True,
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )

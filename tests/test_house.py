@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.parsing import parse
 from helpers.paths import ROOT
 
 PACKAGES = ("metadata", "storage_node", "dlspark", "simulation")
@@ -50,7 +51,7 @@ def sources(root: Path = ROOT) -> dict[str, ast.Module]:
         for path in sorted((root / package).rglob("*.py")):
             parts = path.relative_to(root).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            found[name] = ast.parse(path.read_text("utf-8"), filename=str(path))
+            found[name] = parse(path.read_text("utf-8"), str(path))
     return found
 
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from helpers.interop.verdicts import DIFFERENCES
+from helpers.parsing import parse
 from helpers.paths import DOCS, TESTS
 
 PAGE = (DOCS / "interop.md").read_text()
@@ -14,7 +15,7 @@ ACROSS = TESTS / "interop"
 
 
 def functions(path: Path) -> list[str]:
-    nodes = ast.parse(path.read_text()).body
+    nodes = parse(path.read_text()).body
     return [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
@@ -31,7 +32,7 @@ def test_the_page_names_every_test_of_interoperability_and_no_other() -> None:
 
 def test_the_page_has_a_row_for_every_state_of_a_log() -> None:
     """A state is a function that leaves a log `Written`."""
-    nodes = ast.parse((ACROSS / "test_log_matrix_across.py").read_text()).body
+    nodes = parse((ACROSS / "test_log_matrix_across.py").read_text()).body
     states = [
         node.name.replace("_", " ")
         for node in nodes

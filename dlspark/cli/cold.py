@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import asdict, replace
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,7 +30,7 @@ from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dlspark.cold.moving.auditing import ColdFinding
     from dlspark.cold.moving.log_mover import MoverPass
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from dlspark.core.log import AsyncLog
     from dlspark.core.namespace import AsyncNamespace
     from dlspark.core.settings.settings import Settings
+    from metadata.distributedlog.cold_away import AwayNote
 
 _SUFFIX = ".parquet"
 
@@ -161,7 +163,10 @@ def _pass_lines(name: str, done: MoverPass) -> list[str]:
 @over_namespace
 async def status(at: At, names: NamesArgument = None, pattern: FilterOption = None) -> None:
     """Show how many segments of logs are hot, in files alone, or both, with the bytes of one copy; the files; and how
-    long the oldest segment waits for its file. Without names: of all logs that have cold storage."""
+    long the oldest segment waits for its file; and mirrors, with those that a mover cannot reach at present. Without
+    names: of all logs that have cold storage."""
+    from metadata.distributedlog.cold_store import ColdStore
+
     found: list[dict[str, Json]] = []
     async with at.open() as namespace:
         chosen = await chosen_logs(namespace, names, pattern)
@@ -170,10 +175,11 @@ async def status(at: At, names: NamesArgument = None, pattern: FilterOption = No
             async with await namespace.open_log(name) as log:
                 totals = await _totals(namespace, log)
                 if totals is not None and (names or log.settings.cold_path or totals.files):
-                    mirrors = await _mirrors(namespace, log)
+                    mirrors = await _mirrors(namespace, log, away)
                     path = log.settings.cold_root
                     found.append({"log": name, "path": path, "mirrors": mirrors, **_totals_fields(totals)})
 
+        away = await ColdStore(namespace.services.logs).away.all()
         failed = await each(chosen, 16, look)
     found.sort(key=lambda one: str(one["log"]))
     rows = [
@@ -188,8 +194,9 @@ async def status(at: At, names: NamesArgument = None, pattern: FilterOption = No
     exit_with(failed=failed)
 
 
-async def _mirrors(namespace: AsyncNamespace, log: AsyncLog) -> list[Json]:
-    """Return the mirrors that a log names, and those that its settings name and no mover has noted yet."""
+async def _mirrors(namespace: AsyncNamespace, log: AsyncLog, away: Sequence[AwayNote]) -> list[Json]:
+    """Return the mirrors that a log names, and those that its settings name and no mover has noted yet; and of each
+    since when a mover cannot reach it."""
     from metadata.distributedlog.cold_store import ColdStore
 
     about = await ColdStore(namespace.services.logs).cold_log(log.name)
@@ -200,6 +207,10 @@ async def _mirrors(namespace: AsyncNamespace, log: AsyncLog) -> list[Json]:
         fields: dict[str, Json] = {"region": one.region, "root": one.root}
         fields["noted"] = one in noted
         fields["set"] = any(one.same_place(kept.root, kept.options) for kept in wanted)
+        missed = [note for note in away if (note.root, note.endpoint) == (one.root, one.options.get("endpoint"))]
+        first = min(missed, key=lambda note: note.since_ms, default=None)
+        fields["away_since_ms"] = first.since_ms if first is not None else None
+        fields["away_for"] = first.worker if first is not None else None
         found.append(fields)
     return found
 
@@ -211,6 +222,9 @@ def _mirror_lines(one: Mapping[str, Json]) -> list[str]:
         if isinstance(mirror, dict):
             said = "" if mirror["noted"] else ", which no mover has noted yet"
             said += "" if mirror["set"] else ", which the settings do not name: see dlspark cold mirror --drop"
+            if (since_ms := mirror["away_since_ms"]) is not None:
+                moment = datetime.fromtimestamp(int(str(since_ms)) / 1000, timezone.utc).isoformat(timespec="seconds")
+                said += f", out of reach for the mover {mirror['away_for']} since {moment}"
             lines.append(f"{one['log']}: mirror of region {mirror['region']}: {mirror['root']}{said}")
     return lines
 
@@ -310,7 +324,7 @@ async def _verify_log(
             results.append(await verify_object(stores.of(file), file.url, file))
             for mirror in file.copies_in(about.value.mirrors) if mirrors and about is not None else ():
                 copy = mirror.url_of(file.url)
-                found = await verify_object(stores.at(mirror.root, mirror.options), copy, file)
+                found = await verify_object(stores.put_off.at(mirror.root, mirror.options), copy, file)
                 if found.wrong is not None:
                     advice = f"if it is damaged, delete it there: dlspark cold mirror {name} makes it anew"
                     found = replace(found, wrong=f"{found.wrong}; {advice}")

@@ -325,6 +325,7 @@ for name, command in (
     ("list", proxies.list_proxies),
     ("owners", proxies.owners),
     ("move", proxies.move),
+    ("release", proxies.release),
     ("drain", proxies.drain),
     ("balance", proxies.balance),
 ):

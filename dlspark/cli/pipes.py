@@ -37,7 +37,7 @@ from dlspark.cli.positions import parse_start
 from dlspark.cli.record_forms import RecordInput, RecordOutput, RecordPrinter, Splitter, Taken, splitter_of
 from dlspark.cli.row_output import Wanted, print_rows
 from dlspark.core.codec.dlsn import DLSN
-from metadata.foundation.errors import CallerError, DistributedLogError
+from metadata.foundation.errors import CallerError, DistributedLogError, NotAppliedError
 from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
@@ -131,6 +131,10 @@ class _Done:
         self.last: DLSN | None = None
         self.sent = 0
         """Records that were given to the writer."""
+        self.pending: deque[tuple[int, PendingWrite[tuple[WrittenEntry, ...]]]] = deque()
+        """The blocks of them that wait for their acknowledgement."""
+        self._refused = 0
+        """Records that nothing was sent of: for certain not in the log."""
         self.said = False
         """True once the end was said."""
         self._progress = progress
@@ -143,6 +147,19 @@ class _Done:
         self.last = last if last is not None else self.last
         self._report(time.monotonic() - self._said_at > _SAID_EVERY_S)
 
+    def settle(self, most: int) -> None:
+        """Count what is acknowledged, until at most so many blocks wait. Raises the error of one that is not."""
+        while self.pending and (self.pending[0][1].done() or len(self.pending) > most):
+            records, written = self.pending.popleft()
+            try:
+                end = written.result()[-1]
+            except (CallerError, NotAppliedError):
+                # By these errors, and no others, the writer says that no byte of a block went to a storage node.
+                self._refused += records
+                raise
+            if end.dlsn != DLSN.INVALID:  # else it was taken, and is not stored yet: `_show` counts it
+                self.add(records, end.dlsn._replace(slot_id=end.dlsn.slot_id + end.record_count - 1))
+
     def shown(self) -> None:
         """Report: readers see all of them."""
         self._report(True)
@@ -153,8 +170,9 @@ class _Done:
             self._echo(self._text())
 
     def say(self, more: str = "") -> None:
-        """Say how it ended."""
+        """Say how it ended. Called when the writer has ended, and each block has its outcome."""
         self.said = True
+        self._refused += sum(records for records, written in self.pending if _is_refused(written))
         self._echo(self._text() + self._doubt() + more)
 
     def say_at_once(self) -> None:
@@ -164,10 +182,16 @@ class _Done:
                 os.write(2, f"{self._text()}{self._doubt()}\n".encode())
 
     def _doubt(self) -> str:
-        doubtful = self.sent - self.records
-        if not doubtful:
-            return ""
-        return f"; the next {counted(doubtful, 'record')} may be in it or not: look before you write them again"
+        doubtful = self.sent - self.records - self._refused
+        parts: list[str] = []
+        if doubtful:
+            parts.append(
+                f"the next {counted(doubtful, 'record')} may be in it or not: look before you write them again"
+            )
+        if self._refused:
+            refused = counted(self._refused, "record is", "records are")
+            parts.append(f"the {'last' if doubtful else 'next'} {refused} not in it: nothing of them was sent")
+        return "".join(f"; {part}" for part in parts)
 
     def _text(self) -> str:
         where = f", the last one at {self.last}" if self.last is not None else ""
@@ -179,6 +203,18 @@ class _Done:
             typer.echo(text, err=True)
 
 
+def _is_refused(written: PendingWrite[tuple[WrittenEntry, ...]]) -> bool:
+    """Return whether it is certain that nothing of a block was sent; of one without an outcome nothing is."""
+    try:
+        if written.done():
+            written.result()
+    except (CallerError, NotAppliedError):
+        return True
+    except DistributedLogError:
+        return False
+    return False
+
+
 class _Appending:
     """Appends what is read, in blocks."""
 
@@ -186,7 +222,6 @@ class _Appending:
         self._writer = writer
         self._done = done
         self._flush_s = flush_s
-        self._pending: deque[tuple[int, PendingWrite[tuple[WrittenEntry, ...]]]] = deque()
         self._payloads: list[bytes] = []
         self._txids: list[int] = []
         self._bytes = 0
@@ -202,7 +237,7 @@ class _Appending:
             return self._run(source, splitter)
         except BaseException:
             with suppress(DistributedLogError):
-                self._settle(len(self._pending))  # what was acknowledged before
+                self._done.settle(len(self._done.pending))  # what was acknowledged before
             raise
 
     def _run(self, source: InputBlocks, splitter: Splitter) -> CallerError | None:
@@ -252,7 +287,7 @@ class _Appending:
             # The clock may stand behind the log's last id, and ids never go back (I4).
             ids = np.full(len(payloads), max(time.time_ns() // 1_000_000, self._writer.last_txid), np.int64)
         # Before more is given to the writer: this bounds the memory of a copy that is faster than the disks.
-        self._settle(_MAX_PENDING)
+        self._done.settle(_MAX_PENDING)
         self._write(ids, pa.array(payloads, pa.binary()))
 
     def _write(self, ids: npt.NDArray[np.int64], payloads: pa.Array) -> None:
@@ -284,15 +319,7 @@ class _Appending:
         else:
             self._visible = False
             self._done.sent += len(ids)
-            self._pending.append((len(ids), written))
-
-    def _settle(self, most: int) -> None:
-        """Count what is acknowledged, until at most so many blocks are not."""
-        while self._pending and (self._pending[0][1].done() or len(self._pending) > most):
-            records, written = self._pending.popleft()
-            end = written.result()[-1]
-            if end.dlsn != DLSN.INVALID:  # else it was taken, and is not stored yet: `_show` counts it
-                self._done.add(records, end.dlsn._replace(slot_id=end.dlsn.slot_id + end.record_count - 1))
+            self._done.pending.append((len(ids), written))
 
     def _show(self) -> None:
         """Write everything that was read, wait until it is stored, and let readers see it."""
@@ -300,7 +327,7 @@ class _Appending:
         if self._visible:
             return
         self._writer.commit()
-        self._settle(0)
+        self._done.settle(0)
         stored_late = self._done.sent - self._done.records
         if stored_late:
             self._done.add(stored_late, None)

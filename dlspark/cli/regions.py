@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dlspark.core.administration.regions import ClusterRegions
     from dlspark.core.namespace import AsyncNamespace
     from dlspark.core.settings.survival import SurvivalPlan
+    from metadata.bookkeeper.ledger_metadata import Ensemble
     from metadata.bookkeeper.topology import TopologyStore
     from storage_node.settings.placement import PlacementSettings
 
@@ -60,10 +61,11 @@ async def goals(
 @over_namespace
 async def check(at: At) -> None:
     """Judge every closed ledger of the namespace's cluster by the placement policy of these settings. Exits with 3 if
-    one does not keep it."""
+    one does not keep it; shows where those lie that do, but not strictly, ten of them."""
     from storage_node.autorecovery.auditor import PlacementCheck
 
     async with at.open() as namespace:
+        found, _ = await _regions_of(namespace)
         policy = namespace.settings.client_settings().placement.policy
         if policy == "uniform":
             raise CallerError(
@@ -71,6 +73,10 @@ async def check(at: At) -> None:
                 advice="Set the policy that writers have: rackaware, or regionaware",
             )
         report = await PlacementCheck(namespace.services.ledger_store, namespace.ledgers.judge_placement).run()
+    notes: list[str] = []
+    if policy != "regionaware" and len(found.names) > 1:
+        notes.append(_JUDGED_OTHERWISE.format(policy, ", ".join(found.names), _IN_SANDBOX))
+    spread = {ledger: [_spread(part, found, policy) for part in parts] for ledger, parts in report.soft.items()}
     strict = report.closed - report.softly_adhering - report.not_adhering
     result: dict[str, Json] = {
         "policy": policy,
@@ -80,6 +86,8 @@ async def check(at: At) -> None:
         "fail": report.not_adhering,
         "unreadable": report.unreadable,
         "failing": [{"ledger": ledger, "fragments": list(parts)} for ledger, parts in report.named.items()],
+        "softly": [{"ledger": ledger, "fragments": parts} for ledger, parts in spread.items()],
+        "notes": notes,
     }
     text = [
         f"{counted(report.closed, 'closed ledger')} by the policy {policy}: {strict} keep it, "
@@ -88,10 +96,38 @@ async def check(at: At) -> None:
     text += [f"ledger {ledger}: {'; '.join(parts)}" for ledger, parts in report.named.items()]
     if report.not_adhering > len(report.named):
         text.append(f"and {report.not_adhering - len(report.named)} more")
+    text += [f"ledger {ledger}, not strictly: {'; '.join(parts)}" for ledger, parts in list(spread.items())[:_SHOWN]]
+    if report.softly_adhering > _SHOWN:
+        text.append(f"and {report.softly_adhering - _SHOWN} more that do not keep it strictly")
     if report.unreadable:
         text.append(f"{counted(report.unreadable, 'ledger')} could not be read")
-    at.result(result, text)
+    at.result(result, [*text, *notes])
     exit_with(attention=bool(report.not_adhering or report.unreadable))
+
+
+_SHOWN = 10
+"""Ledgers that keep a policy softly, of which people see where they lie; a hundred are in the JSON."""
+_JUDGED_OTHERWISE = (
+    "Judged without regard to regions, for these settings say ensemblePlacementPolicy={}, and storage nodes are in {}. "
+    "To judge by what writers over regions have, give their settings (--conf FILE, DLSPARK_CONF; {})"
+)
+_IN_SANDBOX = 'in a sandbox be in a region: eval "$(dlspark sandbox region env r1)"'
+
+
+def _spread(part: Ensemble, found: ClusterRegions, policy: str) -> str:
+    """Return where the nodes of a fragment are, and where none is: that is why it does not keep its policy strictly."""
+    by_region = policy == "regionaware"
+    places = {node.bookie_id: node.region if by_region else node.location for node in found.nodes}
+    grouped: dict[str | None, list[str]] = {}
+    for bookie in part.bookies:
+        grouped.setdefault(places.get(bookie), []).append(bookie)
+    named = sorted((place, bookies) for place, bookies in grouped.items() if place is not None)
+    words = [f"{place} ({', '.join(bookies)})" for place, bookies in named]
+    if None in grouped:
+        words.append(f"no known place ({', '.join(grouped[None])})")
+    if by_region and (without := [name for name in found.names if name not in grouped]):
+        words.append(f"none in {', '.join(without)}")
+    return f"from entry {part.first_entry} on {', '.join(words)}"
 
 
 # ---------------------------------------------------------------------- which regions there are
@@ -102,7 +138,7 @@ async def list_regions(at: At) -> None:
     """Show the regions of the namespace's cluster, which of them get new copies, and where each storage node is."""
     async with at.open() as namespace:
         found, _ = await _regions_of(namespace)
-        notes = _notes(found, namespace.ledgers.settings.placement)
+        notes = _notes(found, namespace.ledgers.settings.placement, namespace.services.settings.survival)
     regions: list[Json] = [
         {
             "region": name,
@@ -134,8 +170,8 @@ async def list_regions(at: At) -> None:
 @over_namespace
 async def disallow(at: At, region: RegionArgument) -> None:
     """Have no new copies placed in a region, of no new ledger and of none that is repaired, by processes that place
-    over regions (`regionaware`) and for ledgers that were made with a rule over regions. What is there stays. Exits
-    with 3 where these settings then ask for more regions than are left."""
+    over regions (`regionaware`), and by auto-recovery. What is there stays. Exits with 3 where these settings then ask
+    for more regions than are left."""
     from dlspark.core.administration.regions import close_region
 
     async with at.open() as namespace:
@@ -148,9 +184,8 @@ async def disallow(at: At, region: RegionArgument) -> None:
     if changed:
         nodes = counted(len(found.of(region)), "storage node")
         text = [
-            f"{region} gets no new copies from now on by what places over regions (auto-recovery: by its own file, "
-            f"or the ledger's rule); what is on its {nodes} stays, and segments that are being written go on there "
-            "until they end",
+            f"{region} gets no new copies from now on by what places over regions, nor by auto-recovery; what is on "
+            f"its {nodes} stays, and segments that are being written go on there until they end",
             f"New copies go to {', '.join(left)}. To undo it: dlspark regions allow {region}",
         ]
     if placement.policy != "regionaware":
@@ -235,9 +270,16 @@ def _counts(found: ClusterRegions, region: str) -> dict[str, int]:
     }
 
 
-def _notes(found: ClusterRegions, placement: PlacementSettings) -> list[str]:
-    """Return what an operator should know of how these regions were found."""
+def _notes(found: ClusterRegions, placement: PlacementSettings, plan: SurvivalPlan | None) -> list[str]:
+    """Return what an operator should know of how these regions were found, and what they lack for the goal that is
+    set."""
+    from dlspark.core.settings.survival import RACK, shortfall
+
     notes: list[str] = []
+    if plan is not None:
+        places = found.nodes_by_rack if plan.goal == RACK else {name: len(found.of(name)) for name in found.names}
+        lacking = shortfall(plan, {place: count for place, count in places.items() if count})
+        notes += [] if lacking is None else [lacking]
     placeless = found.of(None)
     if placeless:
         having = (
@@ -248,7 +290,16 @@ def _notes(found: ClusterRegions, placement: PlacementSettings) -> list[str]:
             "the node's file and restart it, or have a script or the hosts' names say it"
         )
     if placement.resolver != "announced":
-        differing = [node for node in found.nodes if node.announced is not None and node.announced != node.location]
+        announcing = [node for node in found.nodes if node.announced is not None]
+        unfound = [node for node in announcing if node.location is None]
+        if unfound:
+            source = "a script" if placement.resolver == "script" else "the names of hosts"
+            listed = "it is listed where it announces" if len(unfound) == 1 else "they are listed where they announce"
+            notes.append(
+                f"These settings find no location of {counted(len(unfound), 'storage node')}, for they go by {source}: "
+                f"{listed} to be. To place by that: bkEnsemblePlacementDnsResolverClass=announced ({_IN_SANDBOX})"
+            )
+        differing = [node for node in announcing if node.location not in (None, node.announced)]
         if differing:
             which = counted(len(differing), "storage node announces", "storage nodes announce")
             notes.append(

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import FrameType
@@ -140,8 +140,9 @@ def status(directory: DirectoryOption = None) -> None:
         typer.echo(f"not running; its URI is {state.uri}")
         raise typer.Exit(3)
     typer.echo(state.uri)
+    conditions = _conditions(state) if state.regions else {}
     if state.regions:
-        _say_regions(directory or default_directory(), state)
+        _say_regions(directory or default_directory(), state, conditions)
     else:
         typer.echo(f"process {state.pid}, ZooKeeper on port {state.zookeeper_port}", err=True)
         ports = ", ".join(map(str, state.node_ports))
@@ -150,24 +151,25 @@ def status(directory: DirectoryOption = None) -> None:
             typer.echo(line, err=True)
     if state.cold is not None:
         typer.echo(_cold_line(directory or default_directory(), Path(state.cold)), err=True)
-    _check_listening(state)
+    killed = [name for name, words in conditions.items() if words.startswith("killed")]
+    _check_listening(state, killed, "" if directory is None else f" --dir {shlex.quote(str(directory))}")
 
 
-def _check_listening(state: SandboxState) -> None:
+def _check_listening(state: SandboxState, killed: Sequence[str], where: str) -> None:
     """Exit with 3 where a part of the sandbox does not listen, and say what to do."""
     parts = [*state.zookeeper_servers.split(","), *(state.node_id(index) for index in range(len(state.node_ports)))]
     parts += [place.frames for place in (*state.write_proxies, *state.read_proxies)]
     parts += [f"{place.host}:{place.gateway_port}" for place in state.regions]
     silent = [address for address in parts if not _listens(address)]
     if silent:
-        more = (
-            "have a region that was killed come back (dlspark sandbox region heal REGION), or " if state.regions else ""
-        )
-        typer.echo(
-            f"dlspark: nothing listens on {', '.join(silent)}: wait if the sandbox is being started, else {more}stop "
-            "it and start it again",
-            err=True,
-        )
+        hosts = tuple(f"{place.host}:" for place in state.regions if place.name in killed)
+        # What does not listen because it was killed is no sandbox that is being started, and needs no other one.
+        advice = [
+            f"{name} was killed, to have it come back: dlspark sandbox region heal {name}{where}" for name in killed
+        ]
+        if not all(address.startswith(hosts) for address in silent):
+            advice.append("wait if the sandbox is being started, else stop it and start it again")
+        typer.echo(f"dlspark: nothing listens on {', '.join(silent)}: {'; '.join(advice)}", err=True)
         raise typer.Exit(3)
 
 
@@ -234,13 +236,17 @@ def parse_round_trip_ms(text: str) -> float:
     return value
 
 
-def _say_regions(directory: Path, state: SandboxState) -> None:
+def _conditions(state: SandboxState) -> Mapping[str, str]:
+    """Return what is wrong with each region; nothing of a sandbox that takes no commands."""
     from dlspark.sandbox.region_control import RegionCommand, tell
 
     try:
-        conditions = tell(state, RegionCommand("list"))
+        return tell(state, RegionCommand("list"))
     except NotAppliedError:
-        conditions = {}  # a program's sandbox, which takes no commands, or one that is being started
+        return {}  # a program's sandbox, or one that is being started
+
+
+def _say_regions(directory: Path, state: SandboxState, conditions: Mapping[str, str]) -> None:
     typer.echo(f"process {state.pid}, round trips of {state.round_trip_ms:g} ms between regions", err=True)
     for place in state.regions:
         nodes = [state.node_id(i) for i in range(len(state.node_ports)) if state.node_region(i) == place]

@@ -114,8 +114,8 @@ class WebHdfs:
         connection, target = _connection(place)
         try:
             connection.request("GET", target)
-            answer = connection.getresponse()
-            data = answer.read()
+            with connection.getresponse() as answer:
+                data = answer.read()
         except (OSError, HTTPException) as error:
             raise unavailable_error(url, doing, repr(error)) from error
         finally:
@@ -139,8 +139,10 @@ class WebHdfs:
                 continue  # nothing was sent
             try:
                 connection.request(method, target, headers={"Content-Length": "0"} if method in ("PUT", "POST") else {})
-                answer = connection.getresponse()
-                body = answer.read(MAX_ANSWER_BYTES)
+                # Closed by itself: one that ends with its connection has taken that over, and a read up to a limit does
+                # not see its end, so that its socket would stay open for as long as an error's frames are kept.
+                with connection.getresponse() as answer:
+                    body = answer.read(MAX_ANSWER_BYTES)
             except (OSError, HTTPException) as error:
                 raise (unknown_error if is_change else unavailable_error)(url, doing, repr(error)) from error
             finally:
@@ -197,8 +199,8 @@ class UploadStream:
         self._is_ended = True
         try:
             self._connection.send(b"0\r\n\r\n")
-            answer = self._connection.getresponse()
-            body = answer.read(MAX_ANSWER_BYTES)
+            with self._connection.getresponse() as answer:
+                body = answer.read(MAX_ANSWER_BYTES)
         except (OSError, HTTPException) as error:
             raise self._lost(error) from error
         if answer.status != 201:

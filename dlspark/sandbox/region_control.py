@@ -155,15 +155,17 @@ def tell(state: SandboxState, command: RegionCommand) -> Mapping[str, str]:
     Raises CallerError where the sandbox takes no commands or refuses this one, OutcomeUnknownError where the answer is
     lost.
     """
-    if state.running() and not state.regions:
+    if not state.regions:
         raise CallerError(
-            "the sandbox that runs has no regions; nothing was done",
+            "the sandbox has no regions; nothing was done",
             advice="Start another one, in a directory of its own: dlspark sandbox start --regions 3 --dir DIR",
         )
     if state.control_port is None or not state.running():
         raise NotAppliedError(
             "the sandbox does not take commands about regions; nothing was done",
-            advice="Start it: dlspark sandbox start --regions 3",
+            advice="It belongs to a program, which has its regions in hand: sandbox.take_commands() there lets it"
+            if state.running()
+            else f"It does not run; start it: dlspark sandbox start --regions {len(state.regions)}",
         )
     try:
         connection = socket.create_connection((HOST, state.control_port), _REQUEST_TIMEOUT_S)

@@ -400,9 +400,13 @@ class Sandbox(OpenedHere):
                 advice="Leave the port out, or name another directory",
             )
         if kept is not None and len(kept.regions) != self._regions_wanted:
-            had = f"{len(kept.regions)} regions" if kept.regions else "no regions"
+            had = (
+                f"has {len(kept.regions)} regions, and keeps that number"
+                if kept.regions
+                else "was made without regions"
+            )
             raise CallerError(
-                f"the sandbox in {self.directory} has {had}, and keeps them: its nodes' addresses say where they are",
+                f"the sandbox in {self.directory} {had}: its nodes' addresses say where they are",
                 advice=f"Start it {f'with --regions {len(kept.regions)}' if kept.regions else 'without any'}, or name "
                 "another directory",
             )

@@ -1,5 +1,5 @@
-"""Under-replication: which ledgers lack copies, which worker repairs which, and whether any may (`ReplicationStore`);
-and which to repair next (`RepairQueue`).
+"""Under-replication: which ledgers lack copies, which worker repairs which, and whether any may (`ReplicationStore`).
+Which to repair next is `metadata.bookkeeper.repairs`'s.
 
 What the znodes hold, and the rules of their use: docs/reference/znodes.md#under-replication.
 
@@ -23,7 +23,6 @@ The auditors' own znodes (votes, times of the last checks) are `metadata.bookkee
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -104,6 +103,18 @@ def mark_name(ledger_id: int) -> str:
     return f"urL{ledger_id:010d}"
 
 
+def folder_of(ledger_id: int) -> str:
+    """Return the folder of a ledger's mark, below that of all marks: four parts, which no other ledger shares."""
+    digits = f"{ledger_id:016x}"
+    return "/".join((digits[:4], digits[4:8], digits[8:12], digits[12:]))
+
+
+def ledger_of(folder: str) -> int | None:
+    """Return the ledger that may have its mark in a folder, None for one of the outer folders."""
+    parts = folder.split("/")
+    return int("".join(parts), 16) if len(parts) == _LEVELS else None
+
+
 class ReplicationStore:
     """Which ledgers lack copies, and which of them does a worker repair? The marks, locks and switches of one cluster.
 
@@ -130,8 +141,8 @@ class ReplicationStore:
 
     def mark_path(self, ledger_id: int) -> str:
         """Return the znode of a ledger's mark."""
-        name, digits = mark_name(ledger_id), f"{ledger_id:016x}"
-        return join(self._marks, digits[:4], digits[4:8], digits[8:12], digits[12:], name)
+        name = mark_name(ledger_id)
+        return join(self._marks, folder_of(ledger_id), name)
 
     def lock_path(self, ledger_id: int) -> str:
         """Return the ephemeral znode of the worker that repairs this ledger."""
@@ -430,107 +441,3 @@ def _seconds(seconds: int) -> bytes:
     if seconds < 0:
         raise CallerError(f"a delay of {seconds} s", advice="It must be 0 or more")
     return str(seconds).encode("ascii")
-
-
-@dataclass(frozen=True, slots=True)
-class RepairTask:
-    """Which marked ledger is ours to repair? Its lock, and the mark as read once the lock was held."""
-
-    lock: LedgerLock
-    mark: Versioned[UnderReplicatedLedger]
-
-    @property
-    def ledger_id(self) -> int:
-        """The ledger to repair."""
-        return self.lock.ledger_id
-
-
-class RepairQueue:
-    """Which ledger can be repaired next? Hands out the marked ones that no worker repairs yet, each under its lock; not
-    for several tasks.
-
-    A descent through the folders of marks, in random order so that many workers do not meet. What it has listed is used
-    up before anything is listed again: with a hundred thousand marks a folder's names are a megabyte.
-
-    Args:
-        marks: the cluster's marks and locks.
-        owner: the name that the locks give.
-        rng: draws the order.
-        watch: hears of marks that come where there were none.
-    """
-
-    def __init__(self, marks: ReplicationStore, owner: str, rng: random.Random, watch: Watcher | None = None) -> None:
-        self._marks = marks
-        self._owner = owner
-        self._rng = rng
-        self._watch = watch
-        self._folders: list[str] = []
-        self._ledgers: list[int] = []
-        self._locked: set[int] = set()
-
-    async def next(self) -> RepairTask | None:
-        """Return a ledger under our lock. None where a whole descent found none: then `watch` hears of a new mark, and
-        of a lock that was given back.
-
-        A mark that cannot be read is passed over: its error is raised only where nothing else is left to repair.
-        """
-        begun = False
-        unreadable: CorruptDataError | None = None
-        while True:
-            while self._ledgers:
-                try:
-                    task = await self._try(self._ledgers.pop())
-                except CorruptDataError as error:
-                    unreadable = error
-                    continue
-                if task is not None:
-                    return task
-            if self._folders:
-                await self._descend(self._folders.pop())
-            elif begun:
-                if unreadable is not None:
-                    raise unreadable
-                return None
-            else:
-                begun = True
-                self._locked = await self._marks.locked(self._watch)
-                await self._descend("")
-
-    async def _descend(self, folder: str) -> None:
-        folders, ledgers = await self._marks.folder(folder, self._watch)
-        self._rng.shuffle(folders)
-        self._rng.shuffle(ledgers)
-        self._folders.extend(folders)
-        self._ledgers.extend(ledgers)
-
-    async def _try(self, ledger_id: int) -> RepairTask | None:
-        if ledger_id in self._locked:
-            return None
-        if await self._marks.read(ledger_id) is None:
-            return None  # repaired since it was listed
-        lock = await self._marks.lock(ledger_id, self._owner)
-        if lock is None:
-            return None
-        try:
-            mark = await self._marks.read(ledger_id)  # the version that counts: only we may remove it from here on
-        except BaseException:
-            await self._marks.unlock(lock)
-            raise
-        if mark is None:
-            await self._marks.unlock(lock)
-            return None
-        return RepairTask(lock, mark)
-
-    async def settle(self, task: RepairTask) -> bool:
-        """Remove the mark of a ledger that is whole, unless it was set again; then give the lock back.
-
-        False where it was marked again, or the lock's session has ended: then it is not ours to say.
-        """
-        try:
-            return self._marks.holds(task.lock) and await self._marks.remove_mark(task.ledger_id, task.mark.version)
-        finally:
-            await self._marks.unlock(task.lock)
-
-    async def give_back(self, task: RepairTask) -> None:
-        """Leave the mark as it is; others may try."""
-        await self._marks.unlock(task.lock)

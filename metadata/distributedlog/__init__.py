@@ -6,7 +6,8 @@ log_queries, logs       finding, opening, listing logs; creating them, starting 
 log_admin, log_watch    renaming and deleting logs; logs that come and go
 segments                a segment as a value; segment_listing reads them, segment_changes marks and removes
 cold_units, cold_places what znodes say of segments that lie in files, and where one is
-cold_store, cold_steps  the steps of segments into files and out; cold_deletions: what deleted logs have left
+cold_store, cold_steps  the steps of segments into files and out; cold_deletions: what deleted logs have left;
+                        cold_away: which places movers cannot reach
 cold_returns            segments that come back from files onto the list
 cold_listing            what readers see: the list, and before it what lies in files alone
 cold_kept               units with their versions, for who takes steps, without reading all of them each time

@@ -30,6 +30,7 @@ from dataclasses import replace
 from typing import Final
 
 from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.cold_away import AwayNotes
 from metadata.distributedlog.cold_copies import ColdCopies
 from metadata.distributedlog.cold_deletions import DeletedLogs
 from metadata.distributedlog.cold_marks import ColdMarks, read_marks
@@ -83,6 +84,7 @@ class ColdStore:
         self._steps = ColdSteps(self._store)
         self.copies = ColdCopies(logs, self.ensure, new_id)
         self._deleted = DeletedLogs(self._store, logs.namespace_path)
+        self.away = AwayNotes(self._store, logs.namespace_path)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

@@ -22,13 +22,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from enum import Enum
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 from metadata.distributedlog.lock_members import LockId, encode_client_id, member_prefix, parse_member, sequence_of
-from metadata.distributedlog.owner_names import how_to_free, what_to_do
+from metadata.distributedlog.owner_names import how_to_free, is_proxy, what_to_do
 from metadata.foundation.errors import (
     CallerError,
     DistributedLogError,
@@ -38,6 +37,7 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
 )
 from metadata.foundation.tasks import end_tasks, undisturbed
+from metadata.foundation.times import short_time
 from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, reconnected, repeat
 from metadata.store import Delete, MetadataStore, Op, SessionState, Stat, WatchEvent, check_path, join
 
@@ -83,6 +83,14 @@ class OwnershipAcquireFailedError(NotAppliedError):
             advice=what_to_do(owner) if kept is None else how_to_free(owner),
         )
         self.owner = owner
+
+
+def _span(seconds: float) -> str:
+    """Return a time in the unit that fits: a standby's wait of a day is no number of seconds to people."""
+    for unit, length_s in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 class _State(Enum):
@@ -364,12 +372,13 @@ class DistributedLock:
             if owner is None or stat is None:
                 continue  # it has just given it up
             _LOG.warning(
-                "waiting for the lock %s for %.0f s now, and for %.0f s at most: %s has it (it came at %s)",
-                self._path,
-                loop.time() - began,
-                max(deadline - loop.time(), 0),
+                "%s has the lock %s since %s; waiting for it, %s so far and up to %s more%s",
                 owner.client_id,
-                datetime.fromtimestamp(stat.ctime_ms / 1000, timezone.utc).isoformat(sep=" ", timespec="seconds"),
+                self._path,
+                short_time(stat.ctime_ms),
+                _span(loop.time() - began),
+                _span(max(deadline - loop.time(), 0)),
+                f". {what_to_do(owner.client_id)}" if is_proxy(owner.client_id) else "",
             )
 
     async def _wait_for(self, name: str, member: _Member, deadline: float) -> bool:

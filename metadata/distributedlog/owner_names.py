@@ -33,6 +33,11 @@ def appends(owner: str) -> bool:
     return gives_way(owner) and owner.endswith(_APPENDS)
 
 
+def is_proxy(owner: str) -> bool:
+    """Return whether it is a write proxy, which keeps a log until a client or another proxy asks for it."""
+    return owner.startswith(_PROXY)
+
+
 def process_of(owner: str) -> int | None:
     """Return the number of such a process, on the host that the name has."""
     number = owner.removesuffix(_APPENDS).rpartition("/")[2]
@@ -43,8 +48,11 @@ def what_to_do(owner: str) -> str:
     """Return the advice for a caller that cannot have the lock."""
     if gives_way(owner):
         return "A Spark query has it, and gives it up between two batches for who waits in the queue: wait for longer"
-    if owner.startswith(_PROXY):
-        return "A write proxy has it: write through that, or have it release the log"
+    if is_proxy(owner):
+        return (
+            "A write proxy has it (dlspark proxy owners): write through that, in Python by dlspark.Client, or have it "
+            "give the log up: dlspark proxy release LOG"
+        )
     return "One writer at a time: close that one; if it has died, wait until its session has ended"
 
 
@@ -55,6 +63,6 @@ def how_to_free(owner: str) -> str:
             "A Spark query has it: stop it; its process gives the log up appendIdleRelease (1 minute) after the last "
             "batch, or when the driver ends"
         )
-    if owner.startswith(_PROXY):
-        return "A write proxy has it: have that one delete it, or release it first"
+    if is_proxy(owner):
+        return "A write proxy has it: have that one delete it, or give it up first: dlspark proxy release LOG"
     return "Close that writer; if it has died, wait until its session has ended"

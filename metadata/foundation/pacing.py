@@ -4,7 +4,7 @@ for_each     a limited number at a time
 TokenBucket  a limited number of requests a second, in the order in which they were made
 ByteRate     a limited number of bytes a second
 MessageLimit a limited number of log lines that others can cause, and how many were left out
-Slices       a limited time at a time, of work that never waits
+Slices       a limited time at a time, of work that never waits (`run_in_slices`: of a generator)
 Pauses       longer and longer ones between attempts at the same thing
 """
 
@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable
 from typing import Final, TypeVar
 
 from metadata.foundation.tasks import end_tasks
@@ -181,6 +181,18 @@ class Slices:
     def begin(self) -> None:
         """Begin a slice now: the time before it was a wait."""
         self._ends_s = self._loop.time() + self._slice_s
+
+
+async def run_in_slices(steps: Generator[None, None, T]) -> T:
+    """Run a generator to its end and return its value; others have their turn between its steps."""
+    slices = Slices(SLICE_S)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            value: T = ended.value
+            return value
+        await slices.pause()
 
 
 class Pauses:

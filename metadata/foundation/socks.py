@@ -24,6 +24,7 @@ from typing import Final
 
 from metadata.foundation.addresses import address_text, parse_address
 from metadata.foundation.errors import CallerError
+from metadata.foundation.regions import REGION_VARIABLE
 
 VARIABLE: Final = "DLSPARK_SOCKS"
 DIRECT_VARIABLE: Final = "DLSPARK_SOCKS_DIRECT"
@@ -77,6 +78,24 @@ def socks_proxy(environment: Mapping[str, str] = os.environ) -> SocksProxy | Non
         )
     direct = environment.get(DIRECT_VARIABLE, "").split(",")
     return SocksProxy(*parsed, frozenset(filter(None, (host.strip() for host in direct))))
+
+
+def what_to_check(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the advice, behind other advice, for a process that reaches no server: what may be wrong with its way to
+    them. Empty where it goes by no proxy."""
+    proxy, region = environment.get(VARIABLE, "").strip(), environment.get(REGION_VARIABLE, "").strip()
+    if not proxy:
+        return ""
+    if not region:
+        return (
+            f". Connections go by way of the SOCKS proxy {proxy} ({VARIABLE}): see that it runs and reaches these "
+            "servers, or unset it"
+        )
+    return (
+        f". This process is in region {region} ({REGION_VARIABLE}) and reaches others by way of the gateway {proxy} "
+        f"({VARIABLE}). In a sandbox the region may be cut off or killed (dlspark sandbox status): dlspark sandbox "
+        f"region heal {region}. Elsewhere see that the gateway runs and reaches these servers"
+    )
 
 
 def connect_request(host: str, port: int) -> bytes:

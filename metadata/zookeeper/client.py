@@ -43,7 +43,7 @@ from metadata.foundation.errors import (
 )
 from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.pacing import TokenBucket
-from metadata.foundation.socks import socks_proxy
+from metadata.foundation.socks import socks_proxy, what_to_check
 from metadata.retry import create_with_parents, reconnected
 from metadata.store import (
     ANY_VERSION,
@@ -189,7 +189,7 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         raise MetadataUnavailableError(
             f"no ZooKeeper server answered within {connect_timeout_ms} ms",
             node=store._servers,
-            advice="Check the address and that ZooKeeper runs there",
+            advice=f"Check the address and that ZooKeeper runs there{what_to_check()}",
         )
 
     @property

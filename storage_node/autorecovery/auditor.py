@@ -11,7 +11,8 @@ placement policy of auto-recovery's own ledger client (the placement keys in its
 fragment. Those that do not keep the policy are counted and named in the log. An open ledger is passed over: its writer
 may still replace bookies. Where no racks are configured all bookies are in one, and no ledger keeps the policy, as
 upstream has it. With `repairedPlacementPolicyNotAdheringBookieEnable` those that do not keep it are
-marked, for workers to move copies of them. The same check counts marks that are older than
+marked, for workers to move copies of them; but none of which it is not known where its bookies lie, for
+of such a ledger no copy can be moved. The same check counts marks that are older than
 `underreplicatedLedgerRecoveryGracePeriod`: ledgers whose repair gets nowhere.
 
 All of them wait while auto-recovery is switched off. An audit that cannot be finished is begun anew: what was lost
@@ -30,7 +31,7 @@ from typing import Final, TypeAlias
 
 from metadata.bookkeeper.auditors import AuditorStore, PeriodicCheck
 from metadata.bookkeeper.bookies import BookieRegistry
-from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerStore, Versioned
 from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CorruptDataError, DistributedLogError, InvariantViolation, NoNodeError
@@ -77,6 +78,7 @@ class Auditor:
         settings: intervals and bounds.
         clock: the time of day, for the checks' znodes.
         judge_placement: says how well an ensemble keeps to the racks.
+        knows_places: says whether it was known then where the ensemble's bookies lie.
     """
 
     def __init__(
@@ -89,8 +91,10 @@ class Auditor:
         settings: AutoRecoverySettings,
         clock: Clock,
         judge_placement: Judge,
+        knows_places: KnowsPlaces,
     ) -> None:
         self._judge_placement = judge_placement
+        self._knows_places = knows_places
         self._marks = marks
         self._auditors = auditors
         self._ledgers = ledgers
@@ -296,7 +300,7 @@ class Auditor:
         """Judge every closed ledger by the placement policy. Raises the metadata store's errors."""
         overdue = await self._overdue()
         mark = self._mark_placement if self._settings.repair_placement else None
-        report = await PlacementCheck(self._ledgers, self._judge_placement, mark).run()
+        report = await PlacementCheck(self._ledgers, self._judge_placement, mark, self._knows_places).run()
         report.overdue = overdue
         self.placement = report
         logger.log(
@@ -306,6 +310,12 @@ class Auditor:
             report.not_adhering,
             report.softly_adhering,
         )
+        if report.unlocated:
+            logger.warning(
+                "%d of those that do not keep the placement policy are not marked, because it is not known where their "
+                "storage nodes lie (reppDnsResolverClass, networkTopologyScriptFileName)",
+                report.unlocated,
+            )
         return report
 
     async def _mark_placement(self, ledger_id: int) -> None:
@@ -408,6 +418,9 @@ MAX_NAMED: Final = 100
 Judge: TypeAlias = Callable[[Sequence[str], LedgerMetadata], Awaitable[Adherence]]
 """Judges an ensemble of a ledger by its quorums, and by its own rule if it has one."""
 
+KnowsPlaces: TypeAlias = Callable[[Sequence[str], LedgerMetadata], bool]
+"""Says whether it was known where all bookies of an ensemble lie, when it was judged last."""
+
 
 @dataclass(slots=True)
 class PlacementReport:
@@ -421,22 +434,32 @@ class PlacementReport:
     unreadable: int = 0
     marked: int = 0
     """Ledgers that do not keep the policy and were marked, for workers to mend."""
+    unlocated: int = 0
+    """Ledgers that do not keep the policy and were not marked: where their bookies lie is not known, so that none of
+    their copies could be moved."""
     overdue: int = 0
     """Ledgers that have been marked for longer than `underreplicatedLedgerRecoveryGracePeriod`; the auditor's alone."""
     named: dict[int, tuple[str, ...]] = field(default_factory=dict, compare=False)
     """Ledgers that do not keep the policy, the first `MAX_NAMED` of them, and their fragments that do not."""
+    soft: dict[int, tuple[Ensemble, ...]] = field(default_factory=dict, compare=False)
+    """Ledgers that keep it softly, the first `MAX_NAMED` of them, and their fragments that do."""
 
 
 class PlacementCheck:
     """One pass over all ledgers. `judge` is the policy's; `mark`, if given, is called with each ledger that does not
-    keep it."""
+    keep it, but for those of which `knows_places` says that no failing ensemble's bookies have all known places."""
 
     def __init__(
-        self, ledgers: LedgerStore, judge: Judge, mark: Callable[[int], Awaitable[None]] | None = None
+        self,
+        ledgers: LedgerStore,
+        judge: Judge,
+        mark: Callable[[int], Awaitable[None]] | None = None,
+        knows_places: KnowsPlaces = lambda _bookies, _metadata: True,
     ) -> None:
         self._ledgers = ledgers
         self._judge = judge
         self._mark = mark
+        self._knows_places = knows_places
         self._verdicts: dict[tuple[object, ...], Adherence] = {}
         self.report = PlacementReport()
 
@@ -470,19 +493,24 @@ class PlacementCheck:
         worst = min(verdicts)
         if worst is Adherence.MEETS_SOFT:
             report.softly_adhering += 1
+            if report.softly_adhering <= MAX_NAMED:
+                judged_parts = zip(metadata.ensembles, verdicts, strict=True)
+                report.soft[ledger_id] = tuple(part for part, one in judged_parts if one is Adherence.MEETS_SOFT)
         elif worst is Adherence.FAIL:
             report.not_adhering += 1
+            judged = zip(metadata.ensembles, verdicts, strict=True)
+            failing = [part for part, verdict in judged if verdict is Adherence.FAIL]
             if report.not_adhering <= MAX_NAMED:
-                bad = [
-                    f"from entry {part.first_entry} on {', '.join(part.bookies)}"
-                    for part, verdict in zip(metadata.ensembles, verdicts, strict=True)
-                    if verdict is Adherence.FAIL
-                ]
+                bad = [f"from entry {part.first_entry} on {', '.join(part.bookies)}" for part in failing]
                 report.named[ledger_id] = tuple(bad)
                 logger.warning("ledger %d does not keep the placement policy: %s", ledger_id, "; ".join(bad))
-            if self._mark is not None:
+            if self._mark is None:
+                return
+            if any(self._knows_places(part.bookies, metadata) for part in failing):
                 await self._mark(ledger_id)
                 report.marked += 1
+            else:
+                report.unlocated += 1
 
     async def _verdict(self, bookies: tuple[str, ...], metadata: LedgerMetadata) -> Adherence:
         key = (bookies, metadata.write_quorum, metadata.ack_quorum, metadata.custom.get(CUSTOM_KEY))

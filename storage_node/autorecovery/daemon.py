@@ -81,7 +81,9 @@ class AutoRecovery:
             settings=settings.client,
             network=network,
             rng=rng,
-            regions=RegionSwitches(topology.disallowed_regions),
+            # Also for ledgers without a rule over regions: what an operator closes gets no copies that are restored.
+            # Feature switches do not reach it (docs/regions.md): it works for a cluster, they hold for a namespace.
+            regions=RegionSwitches(topology.disallowed_regions, by_racks_too=True),
             topology=topology,
         )
         checker = LedgerChecker(self._client, self._ledgers, auditors, settings, rng)
@@ -90,8 +92,17 @@ class AutoRecovery:
         clock = clock or SystemClock()
 
         async def audit() -> None:
-            judge = self._client.judge_placement
-            self.auditor = Auditor(self.marks, auditors, self._ledgers, registry, checker, settings, clock, judge)
+            self.auditor = Auditor(
+                self.marks,
+                auditors,
+                self._ledgers,
+                registry,
+                checker,
+                settings,
+                clock,
+                self._client.judge_placement,
+                self._client.knows_places,
+            )
             await self.auditor.run()
 
         self.election = AuditorElection(auditors, bookie_id, audit)

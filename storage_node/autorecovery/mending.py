@@ -72,10 +72,9 @@ class PlacementMender:
         metadata = ledger.metadata
         if await self._client.judge_placement(fragment.bookies, metadata) is not Adherence.FAIL:
             return False
-        moves = await self._client.placement_moves(fragment.bookies, metadata)
+        moves, stored = await self._replicator.move(ledger, fragment, still_locked)
         if not moves:
-            return False  # where its bookies lie, or what is asked, has changed since the verdict
-        stored = await self._replicator.move(ledger, fragment, moves, still_locked)
+            return False
         self.mended += 1
         self.copies += stored
         logger.info(

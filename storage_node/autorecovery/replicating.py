@@ -9,7 +9,7 @@ touched, so that this may run beside a writer, a recovery, or another replicator
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
@@ -55,7 +55,22 @@ class FragmentReplicator:
         """
         fragment = part.fragment
         check(fragment.settled, "a fragment that may still change was to be repaired", ledger_id=ledger.ledger_id)
-        picked, stored = await self._copy(ledger, part)
+        copies = self._client.copies(ledger.ledger_id, ledger.metadata)
+
+        async def choose(strangers: Collection[str]) -> Mapping[int, str]:
+            picked = await copies.replacements(fragment.bookies, part.bad, strangers)
+            if not picked:
+                raise NotEnoughBookiesError(
+                    f"no storage node is left to take the place of {', '.join(sorted(part.bookies))}",
+                    advice="Start another storage node, bring the lost one back, allow a region that is disallowed "
+                    "(dlspark regions list), or see that this process knows where storage nodes lie "
+                    "(reppDnsResolverClass): a ledger that must lie in several regions gets no copy at a place that "
+                    "is not known",
+                    ledger_id=ledger.ledger_id,
+                )
+            return picked
+
+        picked, stored = await self._copy(ledger, fragment, copies, choose)
         swaps = {index: Swap(fragment.bookies[index], new) for index, new in picked.items()}
 
         # Every copy is on disk by now: from the swap on readers and recoveries count on them (I1).
@@ -63,41 +78,45 @@ class FragmentReplicator:
         return stored
 
     async def move(
-        self, ledger: Inspection, fragment: Fragment, moves: Mapping[int, str], still_locked: Callable[[], bool]
-    ) -> int:
-        """Put the copies of some indices on other bookies, in a ledger that is closed; the number of copies stored. As
-        `repair`, but the names are swapped only while the ensemble is exactly what the moves were chosen for.
+        self, ledger: Inspection, fragment: Fragment, still_locked: Callable[[], bool]
+    ) -> tuple[Mapping[int, str], int]:
+        """Put the fewest copies on other bookies that will do for the placement policy, in a ledger that is closed;
+        returns what took the place at each index, and the number of copies stored. As `repair`, but the names are
+        swapped only while the ensemble is exactly what the moves were chosen for.
 
-        Raises BadVersionError where it is not any more, else what kept an entry from being read or stored: then the
-        metadata is as it was.
+        Raises BadVersionError where it is not any more, what kept moves from being chosen, else what kept an entry from
+        being read or stored: then the metadata is as it was.
         """
-        check(ledger.metadata.is_closed, "copies of an open ledger were to be moved", ledger_id=ledger.ledger_id)
-        copies = self._client.copies(ledger.ledger_id, ledger.metadata)
-        stored = await self._copy_to(moves, copies, ledger, fragment)
-        swaps = {index: Swap(fragment.bookies[index], new) for index, new in moves.items()}
-        guard = _guard(ledger.ledger_id, still_locked)
-        await self._publish(ledger.ledger_id, fragment, swaps, guard, unchanged=True)
-        return stored
+        metadata = ledger.metadata
+        check(metadata.is_closed, "copies of an open ledger were to be moved", ledger_id=ledger.ledger_id)
 
-    async def _copy(self, ledger: Inspection, part: BadFragment) -> tuple[Mapping[int, str], int]:
-        """Choose replacements and store their copies. Returns the chosen bookies by index, and the number of copies.
+        async def choose(strangers: Collection[str]) -> Mapping[int, str]:
+            return await self._client.placement_moves(fragment.bookies, metadata, strangers)
+
+        copies = self._client.copies(ledger.ledger_id, metadata)
+        moves, stored = await self._copy(ledger, fragment, copies, choose)
+        if moves:  # none where its bookies lie, or what is asked, has changed since it was judged
+            swaps = {index: Swap(fragment.bookies[index], new) for index, new in moves.items()}
+            guard = _guard(ledger.ledger_id, still_locked)
+            await self._publish(ledger.ledger_id, fragment, swaps, guard, unchanged=True)
+        return moves, stored
+
+    async def _copy(
+        self,
+        ledger: Inspection,
+        fragment: Fragment,
+        copies: LedgerCopies,
+        choose: Callable[[Collection[str]], Awaitable[Mapping[int, str]]],
+    ) -> tuple[Mapping[int, str], int]:
+        """Choose bookies and store copies on them. Returns them by index, and the number of copies.
 
         A bookie that answers EUA keeps, under this ledger's id, what others wrote: another one is chosen.
         """
-        copies = self._client.copies(ledger.ledger_id, ledger.metadata)
         strangers: set[str] = set()
         while True:
-            picked = await copies.replacements(part.fragment.bookies, part.bad, strangers)
-            if not picked:
-                raise NotEnoughBookiesError(
-                    f"no storage node is left to take the place of {', '.join(sorted(part.bookies))}",
-                    advice="Start another storage node, bring the lost one back, or see that this process knows where "
-                    "storage nodes lie (reppDnsResolverClass): a ledger that must lie in several regions gets no copy "
-                    "at a place that is not known",
-                    ledger_id=ledger.ledger_id,
-                )
+            picked = await choose(strangers)
             try:
-                return picked, await self._copy_to(picked, copies, ledger, part.fragment)
+                return picked, await self._copy_to(picked, copies, ledger, fragment)
             except UnauthorizedAccessError as error:
                 if error.node is None or error.node in strangers:
                     raise  # no other choice would help

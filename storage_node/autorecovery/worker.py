@@ -26,7 +26,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
-from metadata.bookkeeper.replication import RepairQueue, RepairTask, ReplicationStore
+from metadata.bookkeeper.repairs import RepairQueue, RepairTask
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import (
     DistributedLogError,
     InvariantViolation,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -270,11 +270,18 @@ class LedgerClient:
         placement = self._use().placements.of(metadata)
         return await placement.judge(bookies, metadata.write_quorum, metadata.ack_quorum)
 
-    async def placement_moves(self, bookies: Sequence[str], metadata: LedgerMetadata) -> Mapping[int, str]:
-        """Return where copies of an ensemble are to be moved, so that it keeps what `judge_placement` judges by. Raises
-        NotEnoughBookiesError, RackResolutionError, and the metadata store's errors."""
+    def knows_places(self, bookies: Sequence[str], metadata: LedgerMetadata) -> bool:
+        """Return whether it was known where all bookies of an ensemble lie, when `judge_placement` looked at it last.
+        Raises CorruptDataError where the ledger's own rule cannot be read."""
+        return not self._use().placements.of(metadata).unknown_places(bookies)
+
+    async def placement_moves(
+        self, bookies: Sequence[str], metadata: LedgerMetadata, but: Collection[str] = ()
+    ) -> Mapping[int, str]:
+        """Return where copies of an ensemble are to be moved, to none of `but`, so that it keeps what `judge_placement`
+        judges by. Raises NotEnoughBookiesError, RackResolutionError, and the metadata store's errors."""
         placement = self._use().placements.of(metadata)
-        return await placement.moves(bookies, metadata.write_quorum, metadata.ack_quorum)
+        return await placement.moves(bookies, metadata.write_quorum, metadata.ack_quorum, but)
 
     async def may_begin(self, metadata: LedgerMetadata) -> bool:
         """Return whether a ledger that was made earlier may be written to from now on, as operators have switched

@@ -39,6 +39,7 @@ from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.values import ReadResponse
 from storage_node.protocol.writing import WriterMachine
 from storage_node.protocol.writing_model import ReadMetadata, WriteMetadata
+from storage_node.settings.placement import PlacementSettings
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ async def _spread(context: ClientContext, ledger_id: int, metadata: LedgerMetada
         if not unlocated:
             break
         if pause_s is None:
-            raise _unlocated_error(ledger_id, unlocated)
+            raise _unlocated_error(ledger_id, unlocated, settings)
         logger.warning(
             "ledger %d waits to be recovered: it is not known where %s lie", ledger_id, ", ".join(sorted(unlocated))
         )
@@ -124,12 +125,12 @@ async def _spread(context: ClientContext, ledger_id: int, metadata: LedgerMetada
     return None
 
 
-def _unlocated_error(ledger_id: int, unlocated: Collection[str]) -> LedgerRecoveryError:
+def _unlocated_error(ledger_id: int, unlocated: Collection[str], settings: PlacementSettings) -> LedgerRecoveryError:
     return LedgerRecoveryError(
         f"it is not known in which racks or regions {', '.join(sorted(unlocated))} lie, and what is known of the "
         "others does not suffice for enforceMinNumFaultDomainsForWrite; the ledger was not closed, and nothing is lost",
-        advice="See why the look-up of locations fails (reppDnsResolverClass, networkTopologyScriptFileName), then try "
-        "again",
+        advice=f"See why the look-up of locations fails ({settings.named('reppDnsResolverClass')}, "
+        f"{settings.named('networkTopologyScriptFileName')}), then try again",
         ledger_id=ledger_id,
     )
 

@@ -6,7 +6,7 @@ They are a part of the ledger client's settings (`client`), and may stand in a s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from metadata.foundation.errors import CallerError
@@ -217,6 +217,8 @@ class PlacementSettings:
     bookie_connection_error_quarantine_enabled: bool = setting(
         FLAG, False, "bookieConnectionErrorQuarantineEnabled", "Count lost and refused connections as well"
     )
+    of_logs: bool = field(default=False, compare=False)
+    """True where these follow from the settings of logs, in which keys have other names: see `named`."""
 
     def __post_init__(self) -> None:
         REGISTRY.check(self)
@@ -227,13 +229,13 @@ class PlacementSettings:
         if self.network_topology_script_file_name and resolver != "script":
             raise CallerError(
                 f"networkTopologyScriptFileName is set, but racks come from {self.repp_dns_resolver_class}",
-                advice="Set reppDnsResolverClass (bkEnsemblePlacementDnsResolverClass of a log) to ScriptBasedMapping",
+                advice=f"Set {self.named('reppDnsResolverClass')} to ScriptBasedMapping",
             )
         if self.dns_resolver_overrides and resolver not in ("racks", "rows"):
             raise CallerError(
                 "dnsResolverOverrides changes regions read from host names, but racks "
                 + ("come from a script" if resolver == "script" else "are announced by the nodes"),
-                advice="Set reppDnsResolverClass to DNSResolverForRacks or DNSResolverForRows",
+                advice=f"Set {self.named('reppDnsResolverClass')} to DNSResolverForRacks or DNSResolverForRows",
             )
         by_regions = self.policy == "regionaware"
         if self.enforce_min_num_fault_domains_for_write and not by_regions and not self.enforces_racks:
@@ -245,7 +247,7 @@ class PlacementSettings:
         if self.enforces_racks and resolver == "script" and not self.network_topology_script_file_name:
             raise CallerError(
                 "enforceMinNumRacksPerWriteQuorum is set and no rack is known",
-                advice="Set networkTopologyScriptFileName, or reppDnsResolverClass",
+                advice=f"Set {self.named('networkTopologyScriptFileName')}, or {self.named('reppDnsResolverClass')}",
             )
 
     def _check_regions(self) -> None:
@@ -283,6 +285,13 @@ class PlacementSettings:
                 "one region, and with enforceMinNumFaultDomainsForWrite no entry would be acknowledged then",
                 advice="Leave one of them out",
             )
+
+    def named(self, key: str) -> str:
+        """Return a key of placement as its user writes it: with the settings of logs it stands behind `bkc.`, and what
+        finds racks has a key of its own."""
+        if not self.of_logs:
+            return key
+        return "bkEnsemblePlacementDnsResolverClass" if key == "reppDnsResolverClass" else f"bkc.{key}"
 
     @property
     def regions_to_write(self) -> tuple[str, ...]:

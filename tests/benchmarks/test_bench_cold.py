@@ -103,6 +103,7 @@ def test_all_rows_are_measured_on_a_small_scale(tmp_path: Path) -> None:
 
 
 @processes
+@pytest.mark.long
 def test_a_writer_s_batches_are_all_seen_in_its_table_once(tmp_path: Path) -> None:
     log = FreshLog(WRITER, 3)
     with Cluster(tmp_path / "cluster") as cluster:

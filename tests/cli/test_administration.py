@@ -20,12 +20,16 @@ from dlspark.cli.common import settings_of
 from dlspark.cli.logs import suffixes
 from dlspark.cli.main import app
 from dlspark.cli.reference import UPSTREAM, page
+from dlspark.cli.regions import _spread
+from dlspark.core.administration.cluster import NodeState
+from dlspark.core.administration.regions import ClusterRegions, PlacedNode
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import SettingsError
 from dlspark.sandbox.sandbox import LEDGERS_PATH, Sandbox
 from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledger_metadata import Ensemble
 from metadata.bookkeeper.topology import TopologyStore
 from metadata.distributedlog.sink_marks import LogMark
 from metadata.distributedlog.sinks import SinkStore, StagedLedger, log_tag
@@ -126,7 +130,15 @@ def test_regions_are_listed_closed_and_opened(shell: Shell, cli_sandbox: Sandbox
     ]
     asyncio.run(announce("/eu/r1", "/us/r1", None))
     try:
-        assert "2 storage nodes announce another location" in shell.run("regions", "list").stdout
+        found_none = "These settings find no location of 2 storage nodes, for they go by the names of hosts: they are"
+        assert found_none in shell.run("regions", "list").stdout
+        checked = shell.run("regions", "check", status=3).stdout
+        assert "Judged without regard to regions" in checked
+        assert "storage nodes are in eu, us" in checked
+        shell.write("uneven", ["a"])
+        checked = shell.run("regions", "check", *over_regions[:-2]).stdout
+        assert "not strictly: from entry 0 on eu (127.0.0.1:" in checked
+        assert "no known place (127.0.0.1:" in checked
         listed = shell.json("regions", "list", *over_regions)
         assert [(one["region"], one["new_copies"], one["writable"]) for one in listed["regions"]] == [
             ("eu", True, 1),
@@ -134,6 +146,9 @@ def test_regions_are_listed_closed_and_opened(shell: Shell, cli_sandbox: Sandbox
         ]
         assert [one["region"] for one in listed["nodes"]] == ["eu", "us", None]
         assert listed["notes"] == [NO_REGION]
+        goal = ("--set", "survive=rack", *over_regions[:2])
+        lacking = "survive=rack needs storage nodes in 3 racks, and there are 1 in /eu/r1, 1 in /us/r1"
+        assert lacking in shell.run("regions", "list", *goal).stdout
         assert "there are eu, us" in shell.run("regions", "disallow", "mars", status=1).stderr
         done = shell.json("regions", "disallow", "eu", *over_regions, status=3)
         assert done == {"region": "eu", "disallowed": True, "changed": True, "left": ["us"]}
@@ -148,6 +163,20 @@ def test_regions_are_listed_closed_and_opened(shell: Shell, cli_sandbox: Sandbox
         assert "was not disallowed; nothing was changed" in shell.run("regions", "allow", "eu").stdout
     finally:
         asyncio.run(announce(None, None, None))
+
+
+def test_where_a_fragment_lies_and_where_it_does_not_is_said_by_what_its_policy_goes_by() -> None:
+    def node(name: str, location: str | None) -> PlacedNode:
+        return PlacedNode(name, NodeState.WRITABLE, location, None)
+
+    nodes = (node("a", "/r1/x"), node("b", "/r1/y"), node("c", "/r3/x"), node("d", "/r2/x"), node("e", None))
+    found = ClusterRegions(nodes, frozenset(), frozenset(), None)
+    for bookies, policy, text in (
+        (("a", "c", "b"), "regionaware", "r1 (a, b), r3 (c), none in r2"),
+        (("a", "e", "d"), "regionaware", "r1 (a), r2 (d), no known place (e), none in r3"),
+        (("a", "b", "gone"), "rackaware", "/r1/x (a), /r1/y (b), no known place (gone)"),
+    ):
+        assert _spread(Ensemble(7, bookies), found, policy) == f"from entry 7 on {text}"
 
 
 NO_REGION = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,8 +20,12 @@ import typer
 from dlspark.cli import pipes
 from dlspark.cli.main import plain_errors
 from dlspark.cli.record_forms import RecordInput, RecordOutput
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES, LogRecord
 from dlspark.core.sync.namespace import Namespace
+from dlspark.core.sync.writer import PendingWrite
+from dlspark.core.writing.acknowledgements import WrittenEntry
+from dlspark.errors import TransmitError, WriteCancelledError, WriteError
 from dlspark.sandbox.sandbox import Sandbox
 
 COMMAND = [sys.executable, "-m", "dlspark.cli"]
@@ -205,6 +211,44 @@ def test_without_durable_writes_only_what_was_stored_is_said_to_be_there(
     options = {"values": ["isDurableWriteEnabled=false"]}
     assert write("volatile", b"a\nb\n", **options) == (0, "2 records are in the log\n")
     assert payloads(cli_sandbox, "volatile") == [b"a", b"b"]
+
+
+def test_what_was_never_sent_is_said_to_be_in_no_log(cli_sandbox: Sandbox, write: Callable[..., Done]) -> None:
+    quorums = ["bkcEnsembleSize=9", "bkcWriteQuorumSize=3", "bkcAckQuorumSize=2"]
+    status, said = write("nowhere", b"a\nb\n", values=quorums)
+    assert status == 1
+    counts, why, *more = said.splitlines()
+    assert counts == "0 records are in the log; the next 2 records are not in it: nothing of them was sent"
+    assert (why.startswith("dlspark: The writer has failed: "), more) == (True, [])
+    assert payloads(cli_sandbox, "nowhere") == []
+
+
+def test_only_what_is_certain_is_said_of_blocks_that_are_not_acknowledged(capsys: pytest.CaptureFixture[str]) -> None:
+    def block(outcome: object) -> PendingWrite[tuple[WrittenEntry, ...]]:
+        future: concurrent.futures.Future[tuple[WrittenEntry, ...]] = concurrent.futures.Future()
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        elif outcome is not None:
+            future.set_result((WrittenEntry(DLSN(1, 0, 0), 5, 1, 1),))
+        return PendingWrite(None, future)  # type: ignore[arg-type]
+
+    for outcomes, text in (
+        ([TransmitError("x")], "; the next 5 records may be in it or not: look before you write them again"),
+        ([None], "; the next 5 records may be in it or not: look before you write them again"),
+        ([WriteCancelledError("x"), WriteError("x")], "; the next 10 records are not in it: nothing of them was sent"),
+        (
+            [TransmitError("x"), WriteError("x")],
+            "; the next 5 records may be in it or not: look before you write them again"
+            "; the last 5 records are not in it: nothing of them was sent",
+        ),
+    ):
+        done = pipes._Done(False)
+        done.pending += [(5, block("stored")), *((5, block(one)) for one in outcomes)]
+        done.sent = 5 * len(done.pending)
+        with suppress(WriteError, TransmitError):
+            done.settle(len(done.pending))
+        done.say()
+        assert capsys.readouterr().err == f"5 records are in the log, the last one at 1:0:4{text}\n"
 
 
 def test_a_sealed_log_takes_nothing_and_that_is_said(cli_sandbox: Sandbox, write: Callable[..., Done]) -> None:

@@ -17,6 +17,9 @@ from helpers.waiting import wait_until
 from typer.testing import CliRunner, Result
 
 from dlspark.cli.main import app
+from dlspark.core.settings.settings import Settings
+from dlspark.core.sync.namespace import Namespace
+from dlspark.errors import OwnershipAcquireFailedError
 from dlspark.sandbox.processes import child_environment
 from dlspark.sandbox.proxies import READER
 from dlspark.sandbox.sandbox import LEDGERS_PATH, Sandbox
@@ -120,6 +123,19 @@ def test_a_stream_is_moved_and_balanced_back(tier: Sandbox) -> None:
     assert result(tier, "balance")["moved"] == []
     counts = [one["streams"] for one in result(tier, "list")["proxies"] if one["kind"] == "write"]
     assert abs(counts[0] - counts[1]) <= 1
+
+
+def test_a_stream_is_given_up_for_a_writer_that_was_told_how(tier: Sandbox) -> None:
+    first, _ = tier.proxies.write_addresses
+    written(first, "wanted")
+    settings = Settings.from_mapping({"lockTimeoutSeconds": 0})
+    with Namespace.open(tier.uri, settings) as namespace, namespace.open_log("wanted") as log:
+        with pytest.raises(OwnershipAcquireFailedError, match="dlspark proxy release LOG"):
+            log.open_writer()
+        assert result(tier, "release", "wanted")["from"].endswith(first)
+        with log.open_writer() as writer:
+            writer.write(2**41, b"y")
+    assert "no write proxy says that it owns the stream" in run(tier, "release", "wanted", status=1).stderr
 
 
 def test_a_log_is_moved_to_a_region_or_refused_with_what_to_do(tier: Sandbox) -> None:

@@ -12,6 +12,7 @@ from helpers.worlds.memory_cluster import URI, MemoryCluster
 from dlspark.core.administration.regions import ClusterRegions, close_region, cluster_regions, open_region
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
+from dlspark.errors import NotEnoughBookiesError, WriteError
 from metadata.bookkeeper.topology import TopologyStore
 from metadata.zookeeper.memory import MemoryStore
 
@@ -87,5 +88,18 @@ async def test_no_segment_begins_in_a_region_that_was_closed_also_not_in_the_led
     await writer.close()
     for _ in range(3):
         assert "ap" not in await regions()
+    # Two are needed: with one left the error names what a client sets, not what a node's file has.
+    await close_region(topology, await look(), "us")
+    refused = await log.open_writer()
+    record = refused.write(1, b"nowhere")
+    with pytest.raises(WriteError, match="there is no ensemble") as caught:
+        await record
+    await refused.abort()
+    cause = caught.value.__cause__
+    assert isinstance(cause, NotEnoughBookiesError)
+    assert cause.advice is not None
+    assert "(bkEnsemblePlacementDnsResolverClass)" in cause.advice
+    assert "lower bkc.reppMinimumRegionsForDurability" in cause.advice
+    await open_region(topology, await look(), "us")
     await open_region(topology, await look(), "ap")
     assert await regions() == ["ap", "eu", "us"]

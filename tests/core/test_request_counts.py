@@ -103,7 +103,7 @@ async def test_writers_choose_nodes_from_a_list_that_is_read_again_when_it_has_c
 
     async def write(name: str) -> None:
         async with await (await namespace.open_log(name)).open_writer() as writer:
-            writer.write(1, b"payload")
+            await asyncio.gather(writer.write(1, b"payload"), writer.flush())
 
     await listed.step("one", lambda: write("one"))
     await listed.step("two", lambda: write("two"))

@@ -30,7 +30,7 @@ from dlspark.core.sync.namespace import Namespace
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
-DEFAULT_ROUNDS = 12
+DEFAULT_ROUNDS = 8
 NUMBERS_PER_WRITER = 1_000_000
 PROGRESS_S = 45
 NODE_SETTINGS = {"zkTimeout": 1000}
@@ -258,4 +258,4 @@ def test_every_kind_of_kill_happened(arena: Arena, request: pytest.FixtureReques
     played = sum(item.name.startswith("test_what_was_acknowledged") for item in request.session.items)
     if played < DEFAULT_ROUNDS:
         pytest.skip(f"{played} rounds were asked for: they need not have met every kind")
-    assert all(arena.kills[kind] >= 3 for kind in FAULT_KINDS), arena.kills
+    assert all(arena.kills[kind] >= 2 for kind in FAULT_KINDS), arena.kills

@@ -12,9 +12,11 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
+from helpers.parsing import parse
 from helpers.paths import ROOT, TESTS
 from helpers.sharing import known_durations
 from helpers.tiers import second_tier
@@ -44,9 +46,14 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_by(path: Path) -> Iterator[str]:
-    """Yield the modules that a file imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+@cache
+def imported_by(path: Path) -> frozenset[str]:
+    """Return the modules that a file imports, wherever in it, as it is when this is first asked."""
+    return frozenset(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -66,7 +73,7 @@ def nearest_first(changed: Iterable[Path], tests: Iterable[Path]) -> list[Path]:
             found.append((0, test))
         elif test.parent in folders:
             found.append((1, test))
-        elif modules & set(imported_by(TESTS / test)):
+        elif modules & imported_by(TESTS / test):
             found.append((2, test))
     return [test for _, test in sorted(found)]
 

@@ -13,7 +13,7 @@ ALL = [path.relative_to(TESTS) for path in TESTS.rglob("test_*.py")]
 def test_a_changed_module_has_the_tests_of_its_folder_and_those_that_import_it():
     found = nearest_first([Path("dlspark/core/codec/dlsn.py")], ALL)
     assert Path("core/codec/test_codec_entries.py") in found
-    importing = [one for one in ALL if "dlspark.core.codec.dlsn" in set(imported_by(TESTS / one))]
+    importing = [one for one in ALL if "dlspark.core.codec.dlsn" in imported_by(TESTS / one)]
     assert set(importing) <= set(found)
 
 
@@ -24,7 +24,7 @@ def test_a_changed_test_comes_first_and_the_house_is_always_looked_at():
 
 def test_a_changed_helper_has_the_tests_that_import_it():
     found = nearest_first([Path("tests/helpers/virtual_time.py")], ALL)
-    importing = [one for one in ALL if "helpers.virtual_time" in set(imported_by(TESTS / one))]
+    importing = [one for one in ALL if "helpers.virtual_time" in imported_by(TESTS / one)]
     assert importing
     assert set(importing) <= set(found)
 

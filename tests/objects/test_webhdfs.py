@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,3 +112,31 @@ def test_an_answer_that_makes_no_sense_leaves_a_change_open() -> None:
             WebHdfs([endpoint]).ask("PUT", "/a", "RENAME", URL, "make the object", is_change=True)
         with pytest.raises(StoreUnavailableError):
             WebHdfs([endpoint]).ask("GET", "/a", "GETFILESTATUS", URL, "tell")
+
+
+def test_a_connection_is_closed_whose_end_is_the_answers_end() -> None:
+    """Name nodes say neither length nor chunks where a proxy before them asks for an answer by connection."""
+    ended: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            served, _ = listening.accept()
+            with served:
+                served.settimeout(30)
+                served.recv(1 << 16)
+                served.sendall(b"HTTP/1.1 404 Not Found\r\nConnection: close\r\n\r\n" + remote("FileNotFoundException"))
+                served.shutdown(socket.SHUT_WR)
+                try:
+                    ended.append(served.recv(1))
+                except TimeoutError:
+                    pass
+
+        serving = threading.Thread(target=answer)
+        serving.start()
+        try:
+            WebHdfs([f"http://127.0.0.1:{listening.getsockname()[1]}"]).ask("GET", "/a", "OPEN", "hdfs://a", "read")
+        except ObjectNotFoundError as error:
+            kept = error  # with its frames, and what these hold
+        serving.join()
+    assert kept.path == "hdfs://a"
+    assert ended == [b""]

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import typer
 
-from dlspark.cli.sandbox import parse_round_trip_ms
+from dlspark.cli.sandbox import _check_listening, parse_round_trip_ms
 from dlspark.sandbox.region_control import RegionCommand, RegionControl, tell
 from dlspark.sandbox.regions import SandboxRegions, export_line, region_environment
 from dlspark.sandbox.sandbox import Sandbox
@@ -158,8 +159,16 @@ def test_a_command_that_cannot_be_is_refused_with_the_reason(
 
 
 def test_a_sandbox_that_takes_no_commands_is_named_as_such() -> None:
-    with pytest.raises(NotAppliedError, match="does not take commands about regions; nothing was done"):
-        tell(STATE, RegionCommand("cut", "r1"))
+    command = RegionCommand("cut", "r1")
+    text = "does not take commands about regions; nothing was done. It does not run; start it: .*--regions 3"
+    with pytest.raises(NotAppliedError, match=text):
+        tell(STATE, command)
+    runs = replace(STATE, pid=os.getpid(), started=processes.started(os.getpid()))
+    with pytest.raises(NotAppliedError, match="It belongs to a program"):
+        tell(runs, command)
+    for plain in (SandboxState(2181, (3001,)), replace(runs, regions=())):
+        with pytest.raises(CallerError, match="has no regions; nothing was done"):
+            tell(plain, command)
 
 
 def test_the_state_says_where_everything_is_and_survives_its_file(tmp_path: Path) -> None:
@@ -215,12 +224,30 @@ def test_an_odd_number_of_servers_has_a_vote_and_the_others_observe(tmp_path: Pa
     assert {one.count(":observer\n") for one in configurations} == {regions - votes}
 
 
+def test_a_region_that_was_killed_is_no_reason_to_start_the_sandbox_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heal = "r2 was killed, to have it come back: dlspark sandbox region heal r2 --dir d"
+    again = "wait if the sandbox is being started, else stop it and start it again"
+    for away, killed, advice in (
+        ({"127.0.2.1"}, ["r2"], heal),
+        ({"127.0.2.1", "127.0.3.1"}, ["r2"], f"{heal}; {again}"),
+        ({"127.0.3.1"}, [], again),
+    ):
+        monkeypatch.setattr("dlspark.cli.sandbox._listens", lambda at, away=away: at.partition(":")[0] not in away)
+        with pytest.raises(typer.Exit):
+            _check_listening(STATE, killed, " --dir d")
+        assert capsys.readouterr().err.endswith(f": {advice}\n")
+
+
 def test_a_directory_keeps_its_regions(tmp_path: Path) -> None:
     STATE.save(tmp_path)
-    with pytest.raises(CallerError, match=r"has 3 regions, and keeps them.*Start it with --regions 3"):
+    with pytest.raises(CallerError, match=r"has 3 regions, and keeps that number.*Start it with --regions 3"):
         Sandbox(tmp_path).start()
     SandboxState(2181, (3001,)).save(tmp_path)
-    with pytest.raises(CallerError, match="has no regions, and keeps them"):
+    with pytest.raises(
+        CallerError, match=r"was made without regions: .*Start it without any, or name another directory"
+    ):
         Sandbox(tmp_path, regions=3).start()
 
 

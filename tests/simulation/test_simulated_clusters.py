@@ -17,7 +17,7 @@ from simulation.faults.coverage import COVERAGE_POINTS
 from simulation.runs.many import RunsSummary, run_many
 from simulation.runs.seeds import replay_command, run_seed
 
-FIRST_SEEDS = 40
+FIRST_SEEDS = 16
 SEEDS = 100
 MORE_SEEDS = 1500
 RARE_SEEDS = (110, 124, 125, 158, 165, 334, 703, 30_623)

@@ -44,13 +44,13 @@ NOTICED_FROM = {
     "conditions": 2,
     "ended-epochs": 3,
     "known-requests": 0,
-    "move-finishes": 27,
-    "plain-once": 9,
+    "move-finishes": 59,
+    "plain-once": 15,
     "ring-begins": 1,
     "stored-first": 0,
     "take-over-reads": 3,
     "waiting-order": 0,
-    "window": 21,
+    "window": 23,
 }
 """The first seed that noticed each rule's absence when this was written. Where it does no more, a later one does."""
 
@@ -89,7 +89,7 @@ def test_the_same_seed_gives_the_same_fleet() -> None:
 
 @pytest.mark.processes
 def test_the_same_seed_gives_the_same_fleet_whatever_the_hashes_of_strings_are() -> None:
-    program = "from simulation.runs.fleets import run_fleet\nprint([run_fleet(s).trace_sum for s in (0, 2, 5)])"
+    program = "from simulation.runs.fleets import run_fleet\nprint([run_fleet(s).trace_sum for s in (0, 2)])"
     sums = set()
     for hashes in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hashes}

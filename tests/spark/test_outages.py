@@ -38,7 +38,7 @@ OUTAGE_S = 30
 LOST_NODES = {"segments": LOST, "append": ALL_BUT_ONE, BOTH: ALL_BUT_ONE}
 """As many as every batch waits for."""
 ROUNDS = 1
-"""Kills of a driver, with --rounds as many as it says."""
+"""Kills of a driver, where --rounds does not say how many."""
 ONE_MODE_SKIPPED = "one mode alone is for the long rounds (--rounds); the ordinary run goes through both at once"
 ENDLESS = 10**9
 """Rows of a driver that cannot be done before the test has done to it what it is about."""
@@ -211,6 +211,7 @@ def test_queries_wait_for_nodes_and_end_when_they_stay_away_and_go_on_exactly_fr
     finish(own_sandbox, tmp_path, "gone", mode, frames, drivers)
 
 
+@pytest.mark.long
 @FRAMES
 @pytest.mark.parametrize("mode", [*MODES, MIXED])
 def test_a_driver_that_is_killed_again_and_again_starts_without_an_error_and_loses_nothing(
@@ -222,9 +223,7 @@ def test_a_driver_that_is_killed_again_and_again_starts_without_an_error_and_los
     mode: str,
     frames: Frames,
 ) -> None:
-    """`mixed`: each driver takes another mode than the one before it."""
-    if rounds is None and mode != MIXED:
-        pytest.skip(ONE_MODE_SKIPPED)
+    """`mixed`: each driver takes another mode than the one before it. Kills that aim: `sink/test_exactly_once_*`."""
     kills = rounds or ROUNDS
     rng = random.Random(seed or 0)
     uri = own_sandbox.uri

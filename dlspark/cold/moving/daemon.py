@@ -31,6 +31,7 @@ from dlspark.core.log import AsyncLog
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.write_lock import default_client_id
+from metadata.distributedlog.cold_away import AwayNote
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import DistributedLogError, InvariantViolation, NoNodeError
@@ -79,7 +80,7 @@ class MoverDaemon:
         self._namespace = namespace
         self._services = namespace.services
         self.cold = ColdStore(namespace.services.logs)
-        self.stores = stores or MoverStores()
+        self.stores = stores or MoverStores(clock=self._services.clock)
         self._worker = worker or default_client_id()
         self._turns = asyncio.Semaphore(concurrency)
         self._rng = rng or random.Random()
@@ -90,6 +91,8 @@ class MoverDaemon:
         self._news = asyncio.Event()
         self._to_mirror = asyncio.Event()
         self._mirrors: dict[str, LogMirrors] = {}
+        self._unfilled: dict[str, str | None] = {}
+        """What failed for a log's mirrors in the last round, and was said."""
         self._mirrored: set[str] = set()
         """Logs that have mirrors, by their settings."""
         measures = self._services.meter.root
@@ -274,7 +277,9 @@ class MoverDaemon:
         far, or away, must not hold it up."""
         while True:
             self._to_mirror.clear()
-            if await self.mirror():
+            more = await self.mirror()
+            await self._tell_away()
+            if more:
                 await asyncio.sleep(PAUSE_S)
             else:
                 await _wait(MIRRORS_S * self._rng.uniform(0.8, 1.2), self._to_mirror)
@@ -283,6 +288,7 @@ class MoverDaemon:
         """Copy for a while what the mirrors of all logs lack, one log after the other; return whether there is more."""
         more = False
         self._mirrors = {name: one for name, one in self._mirrors.items() if name in self._mirrored}
+        self._unfilled = {name: one for name, one in self._unfilled.items() if name in self._mirrored}
 
         async def fill(log: AsyncLog) -> None:
             nonlocal more
@@ -294,11 +300,26 @@ class MoverDaemon:
             # A turn each: a log with years to copy must not keep the others' new files away.
             done = await self._mirrors[log.name].run(log.settings, turns=1)
             more = more or done.more
-            if done.failure is not None:
+            # Once: a mirror that is away for a day fails in each round, for each log.
+            if done.failure is not None and self._unfilled.get(log.name) != done.failure:
                 _log.warning("log %s: %s", log.name, done.failure, extra=about(log=log.name))
+            self._unfilled[log.name] = done.failure
 
         await self._each(sorted(self._mirrored), fill, "its mirrors could not be filled")
         return more
+
+    async def _tell_away(self) -> None:
+        """Note for people which mirrors are out of reach, and since when: `dlspark cold status` asks none of them."""
+        notes = [AwayNote(self._worker, one.root, one.endpoint, one.since_ms) for one in self.stores.put_off.away]
+        try:
+            if notes:
+                await self.cold.namespace_id()
+            await self.cold.away.tell(notes)
+        except InvariantViolation:
+            raise
+        except DistributedLogError as error:
+            self._raise_if_closed(error)
+            _log.warning("it could not be noted which mirrors are out of reach; again later: %s", error)
 
     # ------------------------------------------------------------------ from time to time
 

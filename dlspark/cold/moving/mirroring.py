@@ -190,7 +190,7 @@ class LogMirrors:
                 if (key, folder) in self._folders:
                     continue
                 try:
-                    store = self._stores.at(mirror.root, mirror.write_options)
+                    store = self._stores.put_off.at(mirror.root, mirror.write_options)
                     sizes = {one.url.rpartition("/")[2]: one.bytes async for one in store.list(folder)}
                     self._sizes.setdefault(key, {}).update(sizes)
                     self._folders.add((key, folder))
@@ -221,7 +221,9 @@ class LogMirrors:
             units = await self._units()
             for mirror in mirrors:
                 try:
-                    await check_owner(self._services, self._cold, self._stores, mirror.root, mirror.write_options)
+                    await check_owner(
+                        self._services, self._cold, self._stores.put_off, mirror.root, mirror.write_options
+                    )
                     for unit in units:
                         if self._lacks(mirror, unit):
                             await self._copied(mirror, unit, done)
@@ -251,7 +253,7 @@ class LogMirrors:
             return
         url = mirror.noted.url_of(file.url)
         name = file.url.rpartition("/")[2]
-        store = self._stores.at(mirror.root, mirror.write_options)
+        store = self._stores.put_off.at(mirror.root, mirror.write_options)
         sizes = self._sizes[_key(mirror.noted)]
         mended = name in sizes
         if mended:
@@ -265,7 +267,9 @@ class LogMirrors:
                 )
             # It is of no use to anybody, and its name is taken: readers find it damaged, and read elsewhere.
             options = mirror.write_options
-            await check_owner(self._services, self._cold, self._stores, mirror.root, options, before_deleting=True)
+            await check_owner(
+                self._services, self._cold, self._stores.put_off, mirror.root, options, before_deleting=True
+            )
             await store.delete(url)
             del sizes[name]
         await copy_file(self._stores.of(file), store, file, url)
@@ -350,14 +354,14 @@ async def delete_copies(
     for mirror in file.copies_in(mirrors):
         url = mirror.url_of(file.url)
         try:
-            if not await may_delete(services, cold, stores, url, mirror.options):
+            if not await may_delete(services, cold, stores.put_off, url, mirror.options):
                 left.append(f"{url} stays: its place belongs to another ZooKeeper's copy of this namespace")
                 continue
             if same_folder(file.url, url):
                 left.append(f"{url} is the file itself under another name: that is no mirror; leave it out")
                 continue
             # By the root: a folder that is not there is not mounted, and must not look like one without the file.
-            store = stores.at(mirror.root, mirror.options)
+            store = stores.put_off.at(mirror.root, mirror.options)
             await store.delete(url)
             fault_points.reach("cold.copy-deleted")
         except InvariantViolation:

@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from dlspark.cold.moving.stores import MoverStores, place_of
+from dlspark.cold.moving.stores import PlaceStores, place_of
 from dlspark.core.services import Services
 from dlspark.core.write_lock import default_client_id
 from dlspark.objects.errors import ObjectExistsError, ObjectOutcomeUnknownError
@@ -70,7 +70,7 @@ class OwnerMark:
 async def check_owner(
     services: Services,
     cold: ColdStore,
-    stores: MoverStores,
+    stores: PlaceStores,
     root: str,
     options: Mapping[str, str],
     *,
@@ -113,7 +113,7 @@ async def check_owner(
 async def may_delete(
     services: Services,
     cold: ColdStore,
-    stores: MoverStores,
+    stores: PlaceStores,
     url: str,
     options: Mapping[str, str],
     *,
@@ -137,7 +137,7 @@ async def may_delete(
 
 
 async def take_over_place(
-    services: Services, cold: ColdStore, stores: MoverStores, root: str, options: Mapping[str, str]
+    services: Services, cold: ColdStore, stores: PlaceStores, root: str, options: Mapping[str, str]
 ) -> OwnerMark:
     """Make this namespace the owner of its folder below `root`; return the mark that counts now. Raises
     PlaceOwnedElsewhereError where another one did the same at this moment."""

@@ -31,7 +31,7 @@ Every error ends the sweep of one log and is told; the next sweep begins anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -39,13 +39,13 @@ from dlspark.cold.lake.syncing import release_deleted_log
 from dlspark.cold.moving.clocks import ahead_ms
 from dlspark.cold.moving.folders import ColdFolder, folders_of, mirror_folders_of
 from dlspark.cold.moving.owning import check_owner, may_delete
-from dlspark.cold.moving.stores import MoverStores
+from dlspark.cold.moving.stores import MoverStores, PlaceStores
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import default_client_id, release
 from dlspark.objects.errors import ObjectNotFoundError
-from dlspark.objects.store import ObjectInfo, OpenUpload
+from dlspark.objects.store import ObjectInfo, ObjectStore, OpenUpload
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.cold_marks import ColdMarks
 from metadata.distributedlog.cold_store import ColdStore
@@ -123,24 +123,8 @@ async def _sweep(
         await check_owner(services, cold, stores, settings.cold_root, settings.cold_write_options)
     units = [one.value for one in before.units]
     folders = folders_of(before.log, settings, units, [one.value for one in before.attempts])
-    objects: list[tuple[ColdFolder, ObjectInfo]] = []
-    uploads: list[tuple[ColdFolder, OpenUpload]] = []
-    for folder in (*folders, *mirror_folders_of(before.log, folders, units)):
-        try:
-            if not await may_delete(services, cold, stores, folder.url + _ANY_NAME, folder.options):
-                swept.foreign.append(
-                    folder.url
-                )  # of a former root; what is below the present one is swept all the same
-                continue
-            store = stores.at(folder.root, folder.options)
-            objects += [(folder, one) async for one in store.list(folder.url) if one.modified_ms <= oldest_ms]
-            uploads += [(folder, one) async for one in store.uploads(folder.url) if one.started_ms <= oldest_ms]
-        except InvariantViolation:
-            raise
-        except DistributedLogError as error:
-            if not folder.mirror:
-                raise
-            swept.unreached.append(f"{folder.url}: {error}")
+    folders += mirror_folders_of(before.log, folders, units)
+    objects, uploads = await _listed(services, cold, stores, folders, oldest_ms, swept)
     fault_points.reach("cold.sweep-listed")
     # Afterwards, and as new as it can be: what is named now, or was not there yet, stays.
     marks = await cold.marks(name)
@@ -151,9 +135,16 @@ async def _sweep(
 
     async def ours(folder: ColdFolder) -> bool:
         # Again, since to list takes long: anew before the folder's first deletion, then every some seconds.
-        just_seen = folder.url in seen
-        seen.add(folder.url)
-        if await may_delete(services, cold, stores, folder.url + _ANY_NAME, folder.options, just_seen=just_seen):
+        places, url = _asked(stores, folder), folder.url + _ANY_NAME
+        try:
+            own = await may_delete(services, cold, places, url, folder.options, just_seen=folder.url in seen)
+            seen.add(folder.url)
+        except InvariantViolation:
+            raise
+        except DistributedLogError as error:
+            _left_in_mirror(folder, folder.url, error, swept)
+            return False
+        if own:
             return True
         if folder.url not in swept.foreign:
             swept.foreign.append(folder.url)
@@ -169,30 +160,72 @@ async def _sweep(
             continue
         if not await ours(folder):
             continue
-        if await _deleted(stores, folder, info.url, swept):
+        if await _is_done(folder, info.url, _store(stores, folder).delete(info.url), swept):
             swept.objects.append(info.url)
     copied = {one.value.url for one in marks.attempts}
     for folder, upload in uploads:
         # Of a unit's file as well: the upload that made it has ended, and this is another try of the same.
-        if upload.url not in copied and await ours(folder):
-            await stores.at(folder.root, folder.options).abort_upload(upload)
+        if upload.url in copied or not await ours(folder):
+            continue
+        if await _is_done(folder, upload.url, _store(stores, folder).abort_upload(upload), swept):
             swept.uploads.append(upload.url)
     _report(services, name, swept)
     return swept
 
 
-async def _deleted(stores: MoverStores, folder: ColdFolder, url: str, swept: Swept) -> bool:
-    """Delete an object; return False where a mirror did not do it. Raises the errors of the files' own stores."""
+async def _listed(
+    services: Services,
+    cold: ColdStore,
+    stores: MoverStores,
+    folders: Sequence[ColdFolder],
+    oldest_ms: int,
+    swept: Swept,
+) -> tuple[list[tuple[ColdFolder, ObjectInfo]], list[tuple[ColdFolder, OpenUpload]]]:
+    """Return what is old enough in the folders that are this namespace's, objects and uploads."""
+    objects: list[tuple[ColdFolder, ObjectInfo]] = []
+    uploads: list[tuple[ColdFolder, OpenUpload]] = []
+    for folder in folders:
+        try:
+            if not await may_delete(services, cold, _asked(stores, folder), folder.url + _ANY_NAME, folder.options):
+                # Of a former root; what is below the present one is swept all the same.
+                swept.foreign.append(folder.url)
+                continue
+            store = _store(stores, folder)
+            objects += [(folder, one) async for one in store.list(folder.url) if one.modified_ms <= oldest_ms]
+            uploads += [(folder, one) async for one in store.uploads(folder.url) if one.started_ms <= oldest_ms]
+        except InvariantViolation:
+            raise
+        except DistributedLogError as error:
+            _left_in_mirror(folder, folder.url, error, swept)
+    return objects, uploads
+
+
+def _asked(stores: MoverStores, folder: ColdFolder) -> PlaceStores:
+    # A mirror that is away is told of once a minute, and not after its time-outs for each log.
+    return stores.put_off if folder.mirror else stores
+
+
+def _store(stores: MoverStores, folder: ColdFolder) -> ObjectStore:
+    return _asked(stores, folder).at(folder.root, folder.options)
+
+
+async def _is_done(folder: ColdFolder, url: str, request: Awaitable[None], swept: Swept) -> bool:
+    """Wait for a request; return False where a mirror did not do it. Raises the errors of the files' own stores."""
     try:
-        await stores.at(folder.root, folder.options).delete(url)
+        await request
     except InvariantViolation:
         raise
     except DistributedLogError as error:
-        if not folder.mirror:
-            raise
-        swept.unreached.append(f"{url}: {error}")
+        _left_in_mirror(folder, url, error, swept)
         return False
     return True
+
+
+def _left_in_mirror(folder: ColdFolder, url: str, error: DistributedLogError, swept: Swept) -> None:
+    """Tell of what a mirror did not do, for which nothing else waits. Raises the errors of the files' own stores."""
+    if not folder.mirror:
+        raise error
+    swept.unreached.append(f"{url}: {error}")
 
 
 class _Proof:
@@ -249,7 +282,7 @@ async def sweep_deleted_log(
     asked = []
     for folder, options in folders:
         try:
-            if await may_delete(services, cold, stores, folder + _ANY_NAME, options):
+            if await may_delete(services, cold, stores.put_off, folder + _ANY_NAME, options):
                 asked.append((folder, options))
             else:
                 swept.foreign.append(folder)
@@ -262,7 +295,7 @@ async def sweep_deleted_log(
         await release_deleted_log(services.logs, log.value)
     for folder, options in asked:
         try:
-            await _sweep_deleted_folder(services, cold, stores, folder, options, swept)
+            await _sweep_deleted_folder(services, cold, stores.put_off, folder, options, swept)
         except InvariantViolation:
             raise
         except DistributedLogError as error:
@@ -284,7 +317,7 @@ async def sweep_deleted_log(
 
 
 async def _sweep_deleted_folder(
-    services: Services, cold: ColdStore, stores: MoverStores, folder: str, options: Mapping[str, str], swept: Swept
+    services: Services, cold: ColdStore, stores: PlaceStores, folder: str, options: Mapping[str, str], swept: Swept
 ) -> None:
     # Asked again, since what was done before may have taken long.
     if not await may_delete(services, cold, stores, folder + _ANY_NAME, options):

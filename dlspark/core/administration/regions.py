@@ -8,7 +8,8 @@ process at hand.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dlspark.core.administration.cluster import NodeState
@@ -58,6 +59,11 @@ class ClusterRegions:
     def of(self, region: str | None) -> list[PlacedNode]:
         """Return the nodes of a region; of None: those without one."""
         return [node for node in self.nodes if node.region == region]
+
+    @property
+    def nodes_by_rack(self) -> Mapping[str, int]:
+        """How many nodes each rack has that the settings find, also of those that are away."""
+        return Counter(node.location for node in self.nodes if node.location is not None)
 
     @property
     def open(self) -> tuple[str, ...]:

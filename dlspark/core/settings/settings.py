@@ -148,6 +148,7 @@ class Settings(
             repp_dns_resolver_class=self.rack_resolver,
             dns_resolver_overrides=self.resolver_overrides,
             region=self.region,
+            of_logs=True,
         )
 
     @property

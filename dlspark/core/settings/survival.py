@@ -31,6 +31,7 @@ from metadata.foundation.settings import Value
 NODE, RACK, REGION = "node", "rack", "region"
 COPIES, ACKNOWLEDGEMENTS = "copies", "acknowledgements"
 FEWEST_REGIONS: Final = 3
+FEWEST_RACKS: Final = 3
 DURABLE_PLACES: Final = 2
 """Racks or regions that must have an entry before it counts, so that one of them may go."""
 
@@ -58,6 +59,27 @@ class SurvivalPlan:
     def quorums(self) -> tuple[int, int, int]:
         """Ensemble size, write quorum and ack quorum."""
         return self.ensemble_size, self.write_quorum, self.ack_quorum
+
+
+def shortfall(plan: SurvivalPlan, nodes: Mapping[str, int]) -> str | None:
+    """Return what a cluster lacks for a goal, in words: `nodes` counts the storage nodes of each rack, or region, also
+    those that are away. None: nothing, or the goal is a node's loss."""
+    if plan.goal == NODE:
+        return None
+    needed = FEWEST_RACKS if plan.goal == RACK else FEWEST_REGIONS
+    seen = ", ".join(f"{count} in {place}" for place, count in sorted(nodes.items())) or "none of a known place"
+    if len(nodes) < needed:
+        return (
+            f"survive={plan.goal} needs storage nodes in {needed} {plan.goal}s, and there are {seen}: it does not "
+            f"survive the loss of one; where {DURABLE_PLACES} {plan.goal}s have all copies writing stops then"
+        )
+    enough = [place for place, count in nodes.items() if count >= plan.nodes_a_place]
+    if len(enough) < needed:
+        return (
+            f"survive={plan.goal} needs {plan.nodes_a_place} storage nodes in each of {needed} {plan.goal}s, and there "
+            f"are {seen}: while one {plan.goal} is away no new segment may begin"
+        )
+    return None
 
 
 def survival_plan(goal: str, by: str, regions: Sequence[str]) -> SurvivalPlan:

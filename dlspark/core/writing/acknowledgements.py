@@ -60,6 +60,11 @@ class SentBatch:
     waiting: int = 0
     written: list[WrittenEntry] = field(default_factory=list)
 
+    @property
+    def is_sent_in_part(self) -> bool:
+        """True while its newest entry is being sent, if others were before it."""
+        return self.waiting > 1 or bool(self.written)
+
     def acknowledged(self, entry: WrittenEntry) -> None:
         """Note one entry as stored; with the last of them the batch's future gets all, in order."""
         self.written.append(entry)

@@ -1,7 +1,7 @@
 """Failures of a writer: its own, those of records that the caller does not wait for, and the loss of its lock.
 
-`explain_failure` and `writer_failed_error` make the errors: what happened to the log or the lock, and what that means
-for a record.
+`explain_failure`, `writer_failed_error` and `step_failed_error` make the errors: what happened to the log or the lock,
+and what that means for a record.
 
 `UnawaitedFailures` keeps the failures of records that are answered before they are stored (`isDurableWriteEnabled`
 off). No future reports such a failure, so it is kept and raised by the next call: never dropped in silence (D17).
@@ -56,9 +56,19 @@ def explain_failure(log: str, cause: BaseException) -> BaseException:
 def writer_failed_error(log: str, failure: BaseException | None) -> WriteError:
     """Return the error of a record that is written to, or still queued in, a writer that has failed: it was not
     written."""
+    return _failed_error("The record was not written, the writer has failed", log, failure)
+
+
+def step_failed_error(log: str, failure: BaseException | None) -> WriteError:
+    """Return the error of what else was asked of a writer that has failed, as to flush: it was not done. It says
+    nothing of records, each of which has an outcome of its own."""
+    return _failed_error("The writer has failed", log, failure)
+
+
+def _failed_error(what: str, log: str, failure: BaseException | None) -> WriteError:
     kind = WriterDeposedError if isinstance(failure, WriterDeposedError) else WriteError
     cause = failure.message if isinstance(failure, DistributedLogError) else repr(failure)
-    error = kind(f"The record was not written, the writer has failed: {cause}", log=log, advice=ADVICE_REOPEN)
+    error = kind(f"{what}: {cause}", log=log, advice=ADVICE_REOPEN)
     error.__cause__ = failure
     return error
 

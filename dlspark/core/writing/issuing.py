@@ -21,7 +21,13 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import WriteLock
 from dlspark.core.writing.conditional_appends import RequestLog
-from dlspark.core.writing.failures import OwnershipWatch, UnawaitedFailures, explain_failure, writer_failed_error
+from dlspark.core.writing.failures import (
+    OwnershipWatch,
+    UnawaitedFailures,
+    explain_failure,
+    step_failed_error,
+    writer_failed_error,
+)
 from dlspark.core.writing.producer_recovery import read_producers
 from dlspark.core.writing.record_runs import RecordRun
 from dlspark.core.writing.segment_sequence import SegmentSequence
@@ -386,7 +392,7 @@ class WriteIssuer:
     def raise_failure(self) -> None:
         """Raise a WriteError if the writer has failed."""
         if self.error is not None:
-            raise writer_failed_error(self._name, self.error)
+            raise step_failed_error(self._name, self.error)
 
     async def flush_last(self, segment: SegmentWriter) -> None:
         """Flush a segment that is closed, and is not rolled any more. The next owner finds the producers at its end: it

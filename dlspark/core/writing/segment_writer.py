@@ -455,7 +455,11 @@ class SegmentWriter:
             # Refused before anything was sent: these records were definitely not written. Fail the segment first, for
             # the error of the records names its cause.
             self._fail(error)
-            fail_records(futures, batch, self._write_error("The entry was refused; the record was not sent"))
+            if batch is not None and batch.is_sent_in_part:
+                doubt = self._transmit_error("An entry of the batch was refused, and others of it had been sent")
+                fail_records(futures, batch, doubt)
+            else:
+                fail_records(futures, batch, self._write_error("The entry was refused; the record was not sent"))
             return
         sent = SentEntry(
             self.ledger.last_add_pushed,

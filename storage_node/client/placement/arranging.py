@@ -38,6 +38,12 @@ def spans(racks: Sequence[str | None], write_quorum: int, wanted: int) -> bool:
     return all(_reaches([racks[index] for index in window], wanted) for window in windows(len(racks), write_quorum))
 
 
+def broken_windows(racks: Sequence[str], write_quorum: int, wanted: int) -> list[tuple[int, ...]]:
+    """Return the windows that do not have `wanted` racks, each set of positions once."""
+    sets = dict.fromkeys(tuple(sorted(window)) for window in windows(len(racks), write_quorum))
+    return [window for window in sets if not _reaches([racks[index] for index in window], wanted)]
+
+
 def _reaches(racks: Sequence[str | None], wanted: int) -> bool:
     filled = [rack for rack in racks if rack is not None]
     return len(set(filled)) + len(racks) - len(filled) >= wanted

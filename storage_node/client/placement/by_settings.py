@@ -17,7 +17,7 @@ from storage_node.client.health import Timer
 from storage_node.client.placement.announced import AnnouncedRacks
 from storage_node.client.placement.candidates import Candidates, FreeSpace, Weighing
 from storage_node.client.placement.ledger_rules import LedgerRule, rule_of, rule_of_settings
-from storage_node.client.placement.policies import Placement, RackAwarePlacement, UniformPlacement
+from storage_node.client.placement.policies import Placement, RackAwarePlacement, UniformPlacement, none_disallowed
 from storage_node.client.placement.racks import RackMap, RackResolver, resolver_of
 from storage_node.client.placement.region_policy import RegionAwarePlacement, RegionSwitches
 from storage_node.protocol.encoding import encode_bookie_info_request
@@ -85,7 +85,8 @@ class Placements:
         if self._settings.policy == "uniform":
             return UniformPlacement(self._candidates, **self._times)
         if self._settings.policy == "rackaware":
-            return RackAwarePlacement(self._candidates, self._racks, self._settings, **self._times)
+            disallowed = self._switches.disallowed if self._switches.by_racks_too else none_disallowed
+            return RackAwarePlacement(self._candidates, self._racks, self._settings, disallowed, **self._times)
         return self._over_regions(None)
 
     def _over_regions(self, rule: LedgerRule | None) -> Placement:

@@ -10,28 +10,41 @@ and an ensemble that cannot keep the rule is an error. With fewer than two racks
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Mapping, Sequence
-from typing import Protocol, TypeVar
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from metadata.bookkeeper.bookies import BookieAddress, UnknownBookieError
 from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.pacing import run_in_slices
 from storage_node.client.placement.arranging import (
     Adherence,
     adherence,
     arrange,
     arrange_roughly,
+    broken_windows,
     replace_alike,
     replace_lawfully,
 )
 from storage_node.client.placement.candidates import Candidates, Stages
-from storage_node.client.placement.mending import fewest_moves
+from storage_node.client.placement.mending import BrokenEnsemble, search_moves
 from storage_node.client.placement.racks import RackMap, is_default
 from storage_node.client.placement.regions import PlacementRefusal
 from storage_node.errors import NotEnoughBookiesError, RackResolutionError, RequestTimeoutError
 from storage_node.protocol.writing_model import PickReplacements
 from storage_node.settings.placement import PlacementSettings
 
+_LOG: Final = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+Disallowed: TypeAlias = Callable[[], Awaitable[frozenset[str]]]
+"""Returns the regions that get no new copies. Raises what kept it from knowing: then nothing is placed."""
+
+
+async def none_disallowed() -> frozenset[str]:
+    """Return no region."""
+    return frozenset()
 
 
 class Placement(Protocol):
@@ -59,9 +72,15 @@ class Placement(Protocol):
         from asking."""
         ...
 
-    async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
+    def unknown_places(self, bookies: Collection[str]) -> frozenset[str]:
+        """Return those of the bookies whose rack or region was not known at the last look. Never waits."""
+        ...
+
+    async def moves(
+        self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int, but: Collection[str] = ()
+    ) -> Mapping[int, str]:
         """Return where copies of a closed ledger's ensemble are to be moved, so that it keeps this policy's rule: the
-        fewest, by index; none where it does. Raises NotEnoughBookiesError where it cannot be had now,
+        fewest, by index; to none of `but`; none where it does. Raises NotEnoughBookiesError where it cannot be had now,
         RackResolutionError where it is not known where its bookies lie."""
         ...
 
@@ -146,12 +165,13 @@ def too_few_error(
     return error
 
 
-def refuse_unlocated(bookies: Collection[str]) -> None:
+def refuse_unlocated(bookies: Collection[str], settings: PlacementSettings) -> None:
     """Raise RackResolutionError if there are any: what lies at places that are not known is not moved."""
     if bookies:
         raise RackResolutionError(
             f"it is not known where {', '.join(sorted(bookies))} lie; no copy is moved",
-            advice="See why the look-up of locations fails (reppDnsResolverClass, networkTopologyScriptFileName)",
+            advice=f"See why the look-up of locations fails ({settings.named('reppDnsResolverClass')}, "
+            f"{settings.named('networkTopologyScriptFileName')})",
         )
 
 
@@ -182,7 +202,13 @@ class UniformPlacement(PlacementPolicy):
         """Return none: this policy has no use for locations."""
         return frozenset()
 
-    async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
+    def unknown_places(self, bookies: Collection[str]) -> frozenset[str]:
+        """Return none: this policy has no use for locations."""
+        return frozenset()
+
+    async def moves(
+        self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int, but: Collection[str] = ()
+    ) -> Mapping[int, str]:
         """Return none: this policy has no rule that an ensemble could break."""
         return {}
 
@@ -192,13 +218,14 @@ class UniformPlacement(PlacementPolicy):
 
 
 class RackAwarePlacement(PlacementPolicy):
-    """Spreads the copies of each entry over racks."""
+    """Spreads the copies of each entry over racks; in no region that is `disallowed`, as far as regions are known."""
 
     def __init__(
         self,
         candidates: Candidates,
         racks: RackMap,
         settings: PlacementSettings,
+        disallowed: Disallowed = none_disallowed,
         *,
         memory_ms: int,
         replacement_pause_ms: int,
@@ -212,6 +239,8 @@ class RackAwarePlacement(PlacementPolicy):
         )
         self.racks = racks
         self._settings = settings
+        self._disallowed = disallowed
+        self._said_racks = False
 
     async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
         """Return an ensemble whose write sets each span the racks that the settings ask for. Where no arrangement does,
@@ -223,6 +252,7 @@ class RackAwarePlacement(PlacementPolicy):
         usable = await self._usable_of(writable)
         first_rack = None if self._settings.ignore_local_node_in_placement_policy else await self.racks.own_rack()
         wanted = self._settings.racks_wanted(write_quorum)
+        self._say_few_racks(usable, wanted)
         stages = await self._candidates.stages(usable, self._memory_ms)
         rack_of = self.racks.rack_of
         for group in stages:
@@ -236,6 +266,21 @@ class RackAwarePlacement(PlacementPolicy):
                 if len(stage) >= size:
                     return self._draw(stage, size, write_quorum, wanted, first_rack)
         raise self._impossible_error(size, wanted, len(writable), usable)
+
+    def _say_few_racks(self, usable: Sequence[str], wanted: int) -> None:
+        """Warn where no rack may be lost: an entry counts only when so many racks have it (`survive=rack`)."""
+        settings = self._settings
+        counted = settings.enforce_min_num_fault_domains_for_write and settings.policy == "rackaware" and wanted > 1
+        racks = sorted({self.racks.rack_of(bookie) for bookie in usable if self.racks.is_known(bookie)})
+        few = counted and 0 < len(racks) <= wanted
+        if few and not self._said_racks:
+            _LOG.warning(
+                "writable storage nodes are in %s alone, and entries count only when nodes of %d racks have them: when "
+                "one of these racks goes, writing stops. To survive that, start storage nodes in another rack",
+                " and ".join(racks),
+                wanted,
+            )
+        self._said_racks = few
 
     def _draw(self, stage: list[str], size: int, write_quorum: int, wanted: int, first: str | None) -> tuple[str, ...]:
         """Return an ensemble where the racks do not allow the rule: with a single one at random, else as near to it as
@@ -272,18 +317,29 @@ class RackAwarePlacement(PlacementPolicy):
     async def unlocated(self, bookies: Sequence[str]) -> frozenset[str]:
         """Return those of the bookies whose rack is not known, having asked for it again."""
         await self.look_again(bookies)
+        return self.unknown_places(bookies)
+
+    def unknown_places(self, bookies: Collection[str]) -> frozenset[str]:
+        """Return those of the bookies whose rack was not known at the last look."""
         return frozenset(bookie for bookie in bookies if not self.racks.is_known(bookie))
 
-    async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
+    async def moves(
+        self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int, but: Collection[str] = ()
+    ) -> Mapping[int, str]:
         """Return the moves after which every write set spans its racks."""
-        refuse_unlocated(await self.unlocated(ensemble))
+        refuse_unlocated(await self.unlocated(ensemble), self._settings)
         racks, wanted = self.racks, self._settings.racks_wanted(write_quorum)
-        order = [bookie for bookie in await self.targets(await self._usable(ensemble)) if racks.is_known(bookie)]
+        usable = set(await self._usable(ensemble)).difference(but)
+        order = [bookie for bookie in await self.targets(usable) if racks.is_known(bookie)]
 
         def verdict(bookies: Sequence[str]) -> Adherence:
             return adherence(bookies, racks.rack_of, racks.is_known, write_quorum, wanted)
 
-        return made(fewest_moves(ensemble, order, racks.rack_of, racks.rack_of, verdict))
+        def failing(bookies: Sequence[str]) -> Sequence[Sequence[int]]:
+            return broken_windows([racks.rack_of(bookie) for bookie in bookies], write_quorum, wanted)
+
+        broken = BrokenEnsemble(ensemble, order, racks.rack_of, racks.rack_of, _all_alike, verdict, failing)
+        return made(await run_in_slices(search_moves(broken)))
 
     async def look_again(self, bookies: Sequence[str]) -> None:
         """Ask for the locations of all bookies that have none: also of those that may take a member's place. Raises the
@@ -301,9 +357,11 @@ class RackAwarePlacement(PlacementPolicy):
         return await self._usable_of(await self._candidates.writable(), ensemble)
 
     async def _usable_of(self, writable: Sequence[BookieAddress], ensemble: Sequence[str] = ()) -> list[str]:
-        """Learn where the bookies are, and return the usable ones: under enforcement, those in a known rack."""
+        """Learn where the bookies are, and return the usable ones: those of regions that are allowed; under
+        enforcement, those in a known rack."""
         await self.racks.see(writable, addresses_of(ensemble))
-        names = [address.bookie_id for address in writable]
+        closed = await self._disallowed()
+        names = [a.bookie_id for a in writable if self.racks.region_of(a.bookie_id) not in closed]
         if not self._settings.enforces_racks:
             return names
         return [bookie for bookie in names if not is_default(self.racks.rack_of(bookie))]
@@ -334,6 +392,10 @@ class RackAwarePlacement(PlacementPolicy):
         if lawful is not None or self._settings.enforces_racks:
             return lawful
         return next(iter(order), None)
+
+
+def _all_alike(rack: str) -> None:
+    """Return the same for every rack: without regions any one without a copy is as good as another."""
 
 
 def addresses_of(bookies: Sequence[str]) -> list[BookieAddress]:

@@ -466,7 +466,8 @@ def resolver_of(settings: PlacementSettings, names: HostNames | None = None) -> 
     locations that bookies announce, which take no resolver."""
     if settings.resolver == "announced":
         raise CallerError(
-            "reppDnsResolverClass=announced, and this client was not given where nodes announce their locations",
+            f"{settings.named('reppDnsResolverClass')}=announced, and this client was not given where nodes announce "
+            "their locations",
             advice="Give the ledger client the cluster's TopologyStore",
         )
     if settings.resolver != "script":

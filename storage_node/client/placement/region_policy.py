@@ -12,28 +12,32 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from metadata.bookkeeper.bookies import BookieAddress
 from metadata.foundation.errors import CallerError
+from metadata.foundation.pacing import run_in_slices
 from storage_node.client.placement.arranging import Adherence
 from storage_node.client.placement.candidates import Candidates, Stages
 from storage_node.client.placement.ledger_rules import LedgerRule, rule_of_settings
-from storage_node.client.placement.mending import fewest_moves
+from storage_node.client.placement.mending import BrokenEnsemble, search_moves
 from storage_node.client.placement.policies import (
+    Disallowed,
     PlacementPolicy,
     RackAwarePlacement,
     addresses_of,
     made,
+    none_disallowed,
     refuse_unlocated,
 )
-from storage_node.client.placement.racks import RackMap, is_default
+from storage_node.client.placement.racks import RackMap, is_default, region_of
 from storage_node.client.placement.regions import (
     PlacementRefusal,
     RegionRules,
     adherence_over_regions,
+    broken_parts,
     keeps_regions,
     new_ensemble,
     quorum_fault,
@@ -47,18 +51,6 @@ _LOG: Final = logging.getLogger(__name__)
 
 _MAX_NAMED: Final = 10
 
-ADVICE: Final = (
-    "Start storage nodes in more regions, see where they are (reppDnsResolverClass), allow a region that is "
-    "disallowed, or lower reppMinimumRegionsForDurability"
-)
-
-Disallowed = Callable[[], Awaitable[frozenset[str]]]
-"""Returns the regions that get no new copies. Raises what kept it from knowing: then nothing is placed."""
-
-
-async def _none_disallowed() -> frozenset[str]:
-    return frozenset()
-
 
 def _all_off(region: str | None, feature: str) -> bool:
     return False
@@ -68,9 +60,11 @@ def _all_off(region: str | None, feature: str) -> bool:
 class RegionSwitches:
     """What do operators switch while clients run? By default everything is off."""
 
-    disallowed: Disallowed = _none_disallowed
+    disallowed: Disallowed = none_disallowed
     is_on: Callable[[str | None, str], bool] = _all_off
     """Whether a feature is on: of a region's scope, or of the ledger client's own (None). Never waits."""
+    by_racks_too: bool = False
+    """Whether placement by racks leaves out the regions that are disallowed, too."""
 
 
 class RegionAwarePlacement(PlacementPolicy):
@@ -100,7 +94,7 @@ class RegionAwarePlacement(PlacementPolicy):
         self._rule = rule
         self._switches = switches
         self._rng = rng
-        self._by_racks = RackAwarePlacement(candidates, racks, settings, **times)
+        self._by_racks = RackAwarePlacement(candidates, racks, settings, none_disallowed, **times)
         self._turn: int | None = None
         self._rules = RegionRules()  # as they were read last: a replacement is picked by the newest there are
         self._said: frozenset[str] = frozenset()
@@ -163,25 +157,32 @@ class RegionAwarePlacement(PlacementPolicy):
         seen = {self.racks.region_of(address.bookie_id) for address in writable}
         return replace(rules, regions=tuple(sorted(region for region in seen if region is not None)))
 
-    async def moves(self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int) -> Mapping[int, str]:
+    async def moves(
+        self, ensemble: Sequence[str], write_quorum: int, ack_quorum: int, but: Collection[str] = ()
+    ) -> Mapping[int, str]:
         """Return the moves after which the rule of `regions` is kept; into no region that is disallowed."""
-        refuse_unlocated(await self.unlocated(ensemble))
+        refuse_unlocated(await self.unlocated(ensemble), self._settings)
         allowed, rules = await self._allowed(ensemble)
         rules = self._over_all(rules, allowed)
         located = [a.bookie_id for a in allowed if self.racks.region_of(a.bookie_id) is not None]
-        order = await self.targets(located)
+        order = await self.targets(set(located).difference(but))
         rack_of = self.racks.rack_of
 
         def verdict(bookies: Sequence[str]) -> Adherence:
             return adherence_over_regions(bookies, rack_of, write_quorum, ack_quorum, rules)
 
+        def failing(bookies: Sequence[str]) -> Sequence[Sequence[int]]:
+            return broken_parts(bookies, rack_of, write_quorum, ack_quorum, rules)
+
         # Where no number of regions is demanded it is by racks that an ensemble fails, and another rack of the same
         # region may do; where one is, racks within a region may be what is wrong only if they are enforced.
-        domains: list[Callable[[str], str | None]] = [self.racks.region_of]
+        over_regions = BrokenEnsemble(ensemble, order, rack_of, self.racks.region_of, str, verdict, failing)
+        over_racks = replace(over_regions, domain_of=rack_of, alike=region_of)
+        ways = [over_regions]
         if rules.enforce_racks or not rules.enforced:
-            domains.insert(len(domains) if rules.enforced else 0, rack_of)
-        for domain_of in domains:
-            found = fewest_moves(ensemble, order, rack_of, domain_of, verdict)
+            ways.insert(len(ways) if rules.enforced else 0, over_racks)
+        for way in ways:
+            found = await run_in_slices(search_moves(way))
             if not isinstance(found, PlacementRefusal):
                 return found
         return made(found)
@@ -199,6 +200,10 @@ class RegionAwarePlacement(PlacementPolicy):
     async def unlocated(self, bookies: Sequence[str]) -> frozenset[str]:
         """Return those of the bookies whose region is not known, having asked for it again."""
         await self._by_racks.look_again(bookies)
+        return self.unknown_places(bookies)
+
+    def unknown_places(self, bookies: Collection[str]) -> frozenset[str]:
+        """Return those of the bookies whose region was not known at the last look."""
         return frozenset(bookie for bookie in bookies if self.racks.region_of(bookie) is None)
 
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
@@ -310,9 +315,10 @@ class RegionAwarePlacement(PlacementPolicy):
         _LOG.warning(
             "%s takes the place of %s, though a rule over regions holds for that ledger and this process knows the "
             "region of no storage node: its copies may lie in too few regions. Have nodes announce where they are "
-            "(networkLocation), or set reppDnsResolverClass here; a check of placement finds such ledgers then",
+            "(networkLocation), or set %s here; a check of placement finds such ledgers then",
             bookie,
             lost,
+            self._settings.named("reppDnsResolverClass"),
         )
 
     def _note_anomaly(self, wanted: PickReplacements) -> None:
@@ -338,8 +344,12 @@ class RegionAwarePlacement(PlacementPolicy):
         also = f"; disallowed: {', '.join(sorted(rules.disallowed))}" if rules.disallowed else ""
         if unlocated:
             also += f"; {unlocated} writable storage nodes have no known region"
+        named = self._settings.named
         error = NotEnoughBookiesError(
-            f"there is no ensemble {'/'.join(map(str, sizes))} over regions: {refusal.reason}{also}", advice=ADVICE
+            f"there is no ensemble {'/'.join(map(str, sizes))} over regions: {refusal.reason}{also}",
+            advice=f"Start storage nodes in more regions, see where they are ({named('reppDnsResolverClass')}), allow "
+            f"a region that is disallowed (dlspark regions allow REGION), or lower "
+            f"{named('reppMinimumRegionsForDurability')}",
         )
         error.__cause__ = self.racks.error
         return error

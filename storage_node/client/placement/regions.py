@@ -26,6 +26,7 @@ from storage_node.client.placement.arranging import (
     adherence,
     arrange,
     arrange_roughly,
+    broken_windows,
     spans,
     windows,
 )
@@ -513,6 +514,23 @@ def adherence_over_regions(
     if located and in_racks and _is_even(regions, rules):
         return Adherence.MEETS_STRICT
     return Adherence.MEETS_SOFT
+
+
+def broken_parts(
+    ensemble: Sequence[str], location_of: LocationOf, write_quorum: int, ack_quorum: int, rules: RegionRules
+) -> list[tuple[int, ...]]:
+    """Return the write sets that break the rule over regions, or, where none is demanded, that over racks: as long as
+    no member of them is moved, `adherence_over_regions` is FAIL. Each set of indices once."""
+    locations = [location_of(bookie) for bookie in ensemble]
+    if not rules.enforced:
+        return broken_windows(locations, write_quorum, min(write_quorum, rules.racks))
+    regions = [region_of(location) for location in locations]
+    sets = dict.fromkeys(tuple(sorted(window)) for window in windows(len(ensemble), write_quorum))
+    return [
+        window
+        for window in sets
+        if not _window_holds([regions[index] for index in window], ack_quorum, rules, doubting=False)
+    ]
 
 
 def _by_racks(ensemble: Sequence[str], location_of: LocationOf, write_quorum: int, rules: RegionRules) -> Adherence:

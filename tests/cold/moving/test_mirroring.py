@@ -10,7 +10,8 @@ from functools import partial
 
 import pytest
 import pytest_asyncio
-from helpers.cold.moving_world import AT_ONCE, ROOT, MovingWorld
+from helpers.cold.mirrored_world import ASIA, DAY_MS, MIRRORS, US, MirroredWorld, moved, no_pause, truncated
+from helpers.cold.moving_world import ROOT
 from helpers.cold.places import put
 from helpers.waiting import until
 
@@ -25,82 +26,13 @@ from dlspark.cold.redaction.erasing import LogErasure
 from dlspark.cold.redaction.selection import ErasureRequest
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import DamagedColdFileError
-from dlspark.objects.addresses import root_of
 from dlspark.objects.errors import StoreUnavailableError
-from dlspark.objects.memory import MemoryBucket, MemoryObjectStore
 from dlspark.objects.memory_faults import ObjectFault, ObjectFaults
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.foundation import fault_points
 from metadata.foundation.errors import CallerError
 from metadata.foundation.tasks import end_tasks
 from metadata.store import SetData
-
-US, ASIA = "s3://bucket-us/dl", "s3://bucket-asia/dl"
-MIRRORS = f"us={US};asia={ASIA}"
-DAY_MS = 25 * 3_600_000
-
-
-class MirroredWorld(MovingWorld):
-    """A world with a bucket for each region, any of which may be out of reach."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.buckets = {
-            root: MemoryBucket(self.clock.now_ms, ObjectFaults(random.Random(8))) for root in (US, ASIA)
-        } | {ROOT: self.bucket}
-        self.away: set[str] = set()
-
-    def open_store(self, address, options=None):
-        root = root_of(address).url
-        base = next(one for one in self.buckets if address == one or address.startswith(f"{one}/"))
-        store = MemoryObjectStore(self.buckets[base], root, part_bytes=1 << 10, policy=AT_ONCE)
-        for name in ("create", "head", "read", "delete", "abort_upload"):
-            setattr(store, name, self._reachable(base, getattr(store, name)))
-        for name in ("list", "uploads"):
-            setattr(store, name, self._reachable_listing(base, getattr(store, name)))
-        return store
-
-    def _reachable(self, base, call):
-        async def asked(*arguments):
-            if base in self.away:
-                raise StoreUnavailableError("out of reach", path=base)
-            return await call(*arguments)
-
-        return asked
-
-    def _reachable_listing(self, base, call):
-        async def asked(prefix):
-            if base in self.away:
-                raise StoreUnavailableError("out of reach", path=base)
-            async for one in call(prefix):
-                yield one
-
-        return asked
-
-    def copies(self, root):
-        """What is in a mirror, by its name."""
-        found = self.buckets[root].objects
-        return {url.rpartition("/")[2]: data for url, data in found.items() if not is_owner_mark(url)}
-
-    def own(self):
-        return {url.rpartition("/")[2]: self.bucket.objects[url] for url in self.files}
-
-    async def mirror(self, namespace, log="log", **options):
-        stores = MoverStores(self.open_store)
-        self._movers.append(stores)
-        return await LogMirrors(namespace.services, ColdStore(namespace.services.logs), stores, log, no_pause).run(
-            namespace.settings, **options
-        )
-
-    async def sweep_old(self, namespace, log="log"):
-        self.clock.moment_ms += DAY_MS
-        stores = MoverStores(self.open_store)
-        self._movers.append(stores)
-        return await sweep_log(namespace.services, ColdStore(namespace.services.logs), stores, log, namespace.settings)
-
-
-async def no_pause(_seconds):
-    """Others have no need of a turn here."""
 
 
 @pytest_asyncio.fixture
@@ -109,23 +41,6 @@ async def world():
     await made.start()
     yield made
     await made.stop()
-
-
-async def moved(world, segments=4, **settings):
-    """A log of several files, each of one segment, the newest of them hot as well."""
-    given = {"cold_mirror_places": MIRRORS, "cold_hot_retention_s": 0, "cold_target_bytes": 1, **settings}
-    namespace = await world.namespace(**given)
-    written = await world.write(namespace, "log", segments)
-    world.right(await world.mover(namespace, "log").run(at_once=True))
-    return namespace, written
-
-
-async def truncated(world, namespace):
-    """The first two segments are hidden, and long ago: their files go."""
-    async with await namespace.open_log("log") as log:
-        await log.truncate(DLSN(3, 0, 0))
-    world.clock.moment_ms += 4 * DAY_MS
-    return await world.mover(namespace, "log").run()
 
 
 def erasure(world, namespace):
@@ -358,13 +273,14 @@ async def test_files_of_a_deleted_log_go_in_mirrors_and_the_note_stays_until_the
     cold = ColdStore(namespace.services.logs)
     (note,) = await cold.deleted_logs()
     world.away.add(ASIA)
-    stores = MoverStores(world.open_store)
+    stores = world.stores()
     world.clock.moment_ms += DAY_MS
     with pytest.raises(StoreUnavailableError):
         await sweep_deleted_log(namespace.services, cold, stores, note)
     assert (world.own(), world.copies(US)) == ({}, {})
     assert len(world.copies(ASIA)) == 4
     world.away.clear()
+    world.clock.moment_ms += 60_000
     assert (await sweep_deleted_log(namespace.services, cold, stores, note)).logs == []
     assert world.copies(ASIA) == {}
     assert (await sweep_deleted_log(namespace.services, cold, stores, note)).logs == ["log"]
@@ -546,7 +462,7 @@ async def test_a_daemon_fills_mirrors_beside_its_moving(world, monkeypatch, capl
     namespace = await world.namespace(cold_mirror_places=MIRRORS, cold_target_bytes=1, cold_max_delay_s=1)
     await world.write(namespace, "log", 2)
     world.clock.moment_ms += 60_000
-    moving = daemon.MoverDaemon(namespace, stores=MoverStores(world.open_store), rng=random.Random(1))
+    moving = daemon.MoverDaemon(namespace, stores=world.stores(), rng=random.Random(1))
     running = asyncio.get_running_loop().create_task(moving.run())
     try:
         await until(lambda: len(world.copies(US)) == 2, "copies in us", every_s=0.02)
@@ -557,9 +473,23 @@ async def test_a_daemon_fills_mirrors_beside_its_moving(world, monkeypatch, capl
         assert len(world.own()) == 4
         await until(lambda: "lacking: the mirror of region us" in caplog.text, "a warning", every_s=0.02)
         world.away.clear()
+        world.clock.moment_ms += 60_000
         await until(lambda: world.copies(US) == world.own(), "copies in us again", every_s=0.02)
     finally:
         await end_tasks([running])
+
+
+async def test_a_daemon_says_once_what_keeps_mirrors_from_being_filled(world, caplog):
+    namespace, _ = await moved(world)
+    moving = daemon.MoverDaemon(namespace, stores=MoverStores(world.open_store))
+    moving._mirrored.add("log")
+    world.away.add(US)
+    for _ in range(3):
+        await moving.mirror()
+    (said,) = [one.getMessage() for one in caplog.records]
+    assert said.startswith("log log: ")
+    assert "region us" in said
+    await moving.stores.close()
 
 
 async def test_an_erasure_clears_mirrors_that_settings_name_and_nobody_has_noted_yet(world):

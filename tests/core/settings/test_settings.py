@@ -5,6 +5,7 @@ from __future__ import annotations
 import pprint
 import subprocess
 import sys
+from dataclasses import replace
 
 import javaproperties
 import pytest
@@ -17,6 +18,7 @@ from dlspark.errors import SettingsError
 from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.foundation.errors import CallerError
 from storage_node.protocol.values import AddRequest, ReadRequest, WriteLacRequest
+from storage_node.settings.placement import PlacementSettings
 
 FILE = CONF / "distributedlog.conf"
 _NAMES = {info.key for info in describe_settings()}
@@ -293,6 +295,28 @@ def test_racks_are_told_by_host_names_unless_rows_or_a_script_are_asked_for():
     assert Settings.from_mapping(script).client_settings().placement.resolver == "script"
     with pytest.raises(SettingsError, match="racks come from a script"):
         Settings.from_mapping({**script, "dnsResolverOverrides": "h:west"})
+
+
+def test_what_refuses_a_placement_names_keys_as_its_user_writes_them():
+    of_logs = Settings.from_mapping({"bkc.ensemblePlacementPolicy": "regionaware"}).client_settings().placement
+    of_nodes = PlacementSettings(ensemble_placement_policy="regionaware")
+    for settings, resolver, minimum in (
+        (of_logs, "bkEnsemblePlacementDnsResolverClass", "bkc.reppMinimumRegionsForDurability"),
+        (of_nodes, "reppDnsResolverClass", "reppMinimumRegionsForDurability"),
+    ):
+        assert (settings.named("reppDnsResolverClass"), settings.named("reppMinimumRegionsForDurability")) == (
+            resolver,
+            minimum,
+        )
+    assert of_logs != of_nodes  # by what they say; not by whose they are
+    assert replace(of_nodes, of_logs=True) == of_nodes
+    with pytest.raises(SettingsError, match=r"Set bkc\.networkTopologyScriptFileName, or bkEnsemblePlacementDns"):
+        Settings.from_mapping(
+            {
+                "bkEnsemblePlacementDnsResolverClass": "script",
+                "bkc.enforceMinNumRacksPerWriteQuorum": "true",
+            }
+        )
 
 
 def test_a_namespaces_quorums_hold_where_nothing_is_said_of_them():

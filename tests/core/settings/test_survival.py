@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlspark.core.settings.settings import Settings
-from dlspark.core.settings.survival import survival_plan
+from dlspark.core.settings.survival import shortfall, survival_plan
 from dlspark.errors import SettingsError
 from metadata.foundation.regions import region_names
 
@@ -131,3 +131,23 @@ def test_the_same_numbers_may_be_said_beside_the_goal():
 def test_regions_are_listed_with_semicolons():
     assert region_names(" eu; us ;;asia;") == ("eu", "us", "asia")
     assert region_names("") == ()
+
+
+def test_what_a_cluster_lacks_for_a_goal_is_said():
+    rack = survival_plan("rack", "copies", [])
+    assert shortfall(rack, {"/a": 2, "/b": 2, "/c": 2}) is None
+    assert shortfall(rack, {"/a": 5, "/b": 3}) == (
+        "survive=rack needs storage nodes in 3 racks, and there are 5 in /a, 3 in /b: it does not survive the loss of "
+        "one; where 2 racks have all copies writing stops then"
+    )
+    assert "none of a known place" in shortfall(rack, {})
+    assert shortfall(rack, {"/a": 1, "/b": 2, "/c": 2}) == (
+        "survive=rack needs 2 storage nodes in each of 3 racks, and there are 1 in /a, 2 in /b, 2 in /c: while one "
+        "rack is away no new segment may begin"
+    )
+    assert shortfall(rack, {"/a": 1, "/b": 2, "/c": 2, "/d": 2}) is None
+    region = survival_plan("region", "copies", ["eu", "us", "asia"])
+    assert shortfall(region, {"eu": 3, "us": 3, "asia": 3}) is None
+    assert "3 regions" in shortfall(region, {"eu": 9, "us": 9})
+    assert "3 storage nodes in each" in shortfall(region, {"eu": 3, "us": 3, "asia": 2})
+    assert shortfall(survival_plan("node", "copies", []), {"/a": 3}) is None

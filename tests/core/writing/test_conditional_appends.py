@@ -640,7 +640,7 @@ class Client:
                     self.open[name].remove(number)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(8))
 async def test_requests_that_are_sent_until_they_are_answered_are_in_the_log_once_and_in_order(memory_cluster, seed):
     """Owners crash and are followed, storage nodes fail under entries, writers recover their own failed segment."""
     rng = random.Random(seed)

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from helpers.waiting import until
 
@@ -538,6 +539,34 @@ async def test_a_lost_answer_is_resolved_by_looking(memory_cluster, fault, step)
     (segment,) = await log.segments()
     assert not segment.in_progress
     assert [ledger async for ledger in namespace.ledgers._ledgers.ids()] == [segment.ledger_id]
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+async def test_a_batch_is_not_written_only_where_none_of_its_entries_was_sent(memory_cluster, monkeypatch, refused):
+    """The ledger refuses one of its entries: where another was sent before, the log may keep a part of the batch."""
+    writer = await (await (await memory_cluster.namespace()).open_log("parts")).open_writer()
+    first = writer.write(1, b"first")
+    await writer.flush()
+    await first
+    ledger = writer._sequence.current.ledger
+    add, added = ledger.add, []
+
+    def refuse_one(*buffers):
+        if len(added) == refused:
+            raise NotAppliedError("no more")
+        added.append(buffers)
+        return add(*buffers)
+
+    monkeypatch.setattr(ledger, "add", refuse_one)
+    outcome = await _outcome(writer.write_batch([2] * 3, pa.array([b"x" * 900_000] * 3)))
+    assert len(added) == refused
+    assert isinstance(outcome, OutcomeUnknownError if refused else NotAppliedError)
+    monkeypatch.undo()
+    await writer.abort()
+    namespace = await memory_cluster.namespace()
+    async with await (await namespace.open_log("parts")).open_writer():
+        pass  # recovers what the other has left
+    assert len(await _all(namespace, "parts")) in {1, 1 + refused}
 
 
 async def test_a_start_whose_answer_stays_unknown_leaves_the_ledger_alone(memory_cluster):

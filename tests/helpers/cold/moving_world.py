@@ -81,10 +81,13 @@ class MovingWorld:
         namespace.services.shared.cold = ColdFiles(self.open_store).hold()
         return namespace
 
-    def mover(self, namespace: AsyncNamespace, log: str, worker: str = "worker") -> LogMover:
-        """Return a mover of a log."""
-        stores = MoverStores(self.open_store)
-        self._movers.append(stores)
+    def mover(
+        self, namespace: AsyncNamespace, log: str, worker: str = "worker", stores: MoverStores | None = None
+    ) -> LogMover:
+        """Return a mover of a log, with stores of its own unless some are given."""
+        if stores is None:
+            stores = MoverStores(self.open_store, self.clock)
+            self._movers.append(stores)
         cold = ColdStore(namespace.services.logs)
         return LogMover(namespace.services, cold, stores, log, lambda: namespace.settings, worker)
 

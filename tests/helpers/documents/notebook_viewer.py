@@ -1,9 +1,10 @@
 """A real JupyterLab and a headless Chromium that look at saved notebooks, as one sees them who does not trust them.
 
-    python tests/helpers/documents/notebook_viewer.py DIRECTORY NOTEBOOK...
+    python tests/helpers/documents/notebook_viewer.py [--screenshots] DIRECTORY NOTEBOOK...
 
-Each notebook is opened in the light and the dark theme. A screenshot of each goes to DIRECTORY, and what was seen to
-DIRECTORY/seen.json, see `LOOK`. A program of its own, for Playwright's loop would meet those of asynchronous tests.
+Each notebook is opened in the light and the dark theme. What was seen goes to DIRECTORY/seen.json, see `LOOK`, and a
+screenshot of each to DIRECTORY if they are asked for: they take longer than all the rest. A program of its own, for
+Playwright's loop would meet those of asynchronous tests.
 
 Nothing leaves this machine: JupyterLab listens on the loopback address, its look for news is switched off, and all that
 it and Chromium keep is in DIRECTORY, so that no notebook has been trusted there before.
@@ -156,17 +157,18 @@ def open_notebook(page: Page, lab: Lab, name: str, cells: int) -> None:
     page.set_viewport_size({"width": WIDTH, "height": min(int(height) + 200, 16_000)})
 
 
-def look(page: Page, theme: str, screenshot: Path) -> object:
-    """Switch to a theme and take a screenshot; returns what `LOOK` sees."""
+def look(page: Page, theme: str, screenshot: Path | None) -> object:
+    """Switch to a theme, and take a screenshot if there is a place for it; returns what `LOOK` sees."""
     page.evaluate("(name) => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", THEMES[theme])
     page.wait_for_function("(name) => document.body.dataset.jpThemeName === name", arg=THEMES[theme])
     page.wait_for_function("() => document.fonts.status === 'loaded' && !document.querySelector('#jupyterlab-splash')")
     seen = page.evaluate(LOOK)
-    page.screenshot(path=screenshot)
+    if screenshot is not None:
+        page.screenshot(path=screenshot)
     return seen
 
 
-def main(directory: Path, notebooks: list[Path]) -> None:
+def main(directory: Path, notebooks: list[Path], *, screenshots: bool) -> None:
     shown = directory / "notebooks"
     shown.mkdir(parents=True)
     for path in notebooks:
@@ -186,11 +188,13 @@ def main(directory: Path, notebooks: list[Path]) -> None:
         for path in notebooks:
             page = browser.new_page()
             open_notebook(page, lab, path.name, len(json.loads(path.read_text())["cells"]))
-            seen[path.name] = {theme: look(page, theme, directory / f"{path.stem}-{theme}.png") for theme in THEMES}
+            places = {theme: directory / f"{path.stem}-{theme}.png" if screenshots else None for theme in THEMES}
+            seen[path.name] = {theme: look(page, theme, place) for theme, place in places.items()}
             page.close()
         browser.close()
     (directory / "seen.json").write_text(json.dumps({"untrusted": untrusted, "seen": seen}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])
+    given = [one for one in sys.argv[1:] if one != "--screenshots"]
+    main(Path(given[0]), [Path(name) for name in given[1:]], screenshots="--screenshots" in sys.argv)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from helpers.parsing import parse
 from helpers.paths import ROOT
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
@@ -81,7 +82,7 @@ def table_rows(page: Path) -> Iterator[tuple[str, list[str]]]:
 
 @cache
 def _functions(path: Path) -> frozenset[str]:
-    nodes = ast.walk(ast.parse(path.read_text()))
+    nodes = ast.walk(parse(path.read_text()))
     return frozenset(node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metadata.bookkeeper.ledgers import MAX_LEDGER_ID, LedgerStore
-from metadata.bookkeeper.replication import LedgerLock, RepairQueue, ReplicationStore, UnderReplicatedLedger, mark_name
+from metadata.bookkeeper.repairs import RepairQueue
+from metadata.bookkeeper.replication import LedgerLock, ReplicationStore, UnderReplicatedLedger, mark_name
 from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.store import MetadataStore
 from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 from helpers.reference_vectors import vectors
+from helpers.waiting import until
 from helpers.worlds.metadata import Heard, MetadataServer
 
 from metadata.distributedlog.lock_members import LockId, member_prefix, parse_member, sequence_of
@@ -144,6 +145,31 @@ async def test_a_waiting_client_gets_the_lock_when_the_owner_releases_it(
     await owner.release()
     await asyncio.wait_for(waiting, 20)
     assert waiter.held
+    await waiter.release()
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"), [("owner", ""), ("1;0;host:8000", ". A write proxy has it (dlspark proxy owners): ")]
+)
+async def test_who_waits_for_long_says_for_whom_and_what_a_proxy_s_log_is_had_by(
+    store: MetadataStore,
+    other: MetadataStore,
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    advice: str,
+) -> None:
+    monkeypatch.setattr("metadata.distributedlog.locks.SAID_AFTER_S", 0.0)
+    owner, waiter = DistributedLock(store, path, name), DistributedLock(other, path, "waiter")
+    await owner.acquire(0)
+    waiting = asyncio.ensure_future(waiter.acquire(86_400_000))
+    await until(lambda: "waiting for it" in caplog.text, "a word of the wait")
+    (said,) = [one.getMessage() for one in caplog.records if "waiting for it" in one.getMessage()]
+    assert said.startswith(f"{name} has the lock {path} since 20")
+    assert f"Z; waiting for it, 0 s so far and up to 24 hours more{advice}" in said
+    await owner.release()
+    await asyncio.wait_for(waiting, 20)
     await waiter.release()
 
 

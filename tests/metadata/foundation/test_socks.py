@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from metadata.foundation.errors import CallerError
-from metadata.foundation.socks import SocksProxy, connect_request, socks_proxy
+from metadata.foundation.socks import SocksProxy, connect_request, socks_proxy, what_to_check
 
 
 def test_requests_are_those_of_the_protocol() -> None:
@@ -28,6 +28,15 @@ def test_the_environment_names_a_proxy_and_who_is_dialled_without_it() -> None:
     proxy = socks_proxy({"DLSPARK_SOCKS": "socks4://127.0.0.1:1080", "DLSPARK_SOCKS_DIRECT": "a, b,"})
     assert proxy == SocksProxy("127.0.0.1", 1080, frozenset({"a", "b"}))
     assert (proxy.leads_to("a"), proxy.leads_to("c")) == (False, True)
+
+
+def test_who_reaches_no_server_is_told_by_which_way_it_goes() -> None:
+    assert what_to_check({}) == what_to_check({"DLSPARK_REGION": "eu"}) == ""
+    assert "SOCKS proxy 127.0.0.1:1080 (DLSPARK_SOCKS)" in what_to_check({"DLSPARK_SOCKS": "127.0.0.1:1080"})
+    in_region = what_to_check({"DLSPARK_SOCKS": "127.0.2.1:1080", "DLSPARK_REGION": "r2"})
+    assert "in region r2 (DLSPARK_REGION)" in in_region
+    assert "gateway 127.0.2.1:1080 (DLSPARK_SOCKS)" in in_region
+    assert "dlspark sandbox region heal r2" in in_region
 
 
 @pytest.mark.parametrize("text", ["1080", "host", "socks5://host:1080", "host:99999"])

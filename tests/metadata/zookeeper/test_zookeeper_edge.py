@@ -12,7 +12,7 @@ import pytest
 from helpers.worlds.metadata import Heard
 from kazoo.client import KazooClient
 
-from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError, MetadataUnavailableError
 from metadata.foundation.socks import SocksProxy
 from metadata.retry import reconnected
 from metadata.store import SessionState
@@ -182,6 +182,15 @@ async def test_names_of_servers_behind_the_proxy_are_left_to_it(monkeypatch: pyt
     assert direct[0] == "localhost"
     with socket.create_server((direct[1], 0)) as server:  # by its address, which is not in the proxy's list
         connection._edge.create_connection((direct[1], server.getsockname()[1]), 10.0).close()
+
+
+async def test_who_reaches_no_server_by_way_of_a_gateway_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLSPARK_SOCKS", "127.0.0.1:1")
+    monkeypatch.setenv("DLSPARK_REGION", "r2")
+    with pytest.raises(MetadataUnavailableError, match="no ZooKeeper server answered within 50 ms") as caught:
+        await ZooKeeperStore.connect("zk.r1:2181", connect_timeout_ms=50)
+    assert "gateway 127.0.0.1:1" in str(caught.value)
+    assert "dlspark sandbox region heal r2" in str(caught.value)
 
 
 async def test_a_near_server_that_hangs_is_tried_last_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:

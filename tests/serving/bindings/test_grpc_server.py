@@ -579,6 +579,7 @@ async def test_a_log_that_is_waited_for_may_be_refused_and_ends_with_the_server(
         await until(lambda: it.service.requests)
         it.service.answer = lambda *_: Refusal(StatusCode.REQUEST_DENIED, "no", applied=Applied.WRONG)
         assert (await call.read()).status.code == pb.Status.REQUEST_DENIED
+        await until(lambda: it.server.calls_under_way == 0)
         it.service.answer = lambda *_: MISSING
         call = it.client.read(pb.ReadRequest(stream="s", wait_for_log=True))
         await until(lambda: it.server.calls_under_way == 1)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.parsing import parse
 from helpers.paths import DOCS
 
 import dlspark
@@ -170,7 +171,7 @@ def names_of_errors_in(source: str) -> set[str]:
     """Every name of an error that a module writes as a text."""
     return {
         one.value
-        for one in ast.walk(ast.parse(source))
+        for one in ast.walk(parse(source))
         if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value in ERROR_OF_NAME
     }
 

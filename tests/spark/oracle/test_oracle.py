@@ -59,6 +59,7 @@ def test_queries_with_the_jar_give_what_they_give_over_parquet(
             raise difference
 
 
+@pytest.mark.long
 def test_queries_without_the_jar_give_what_they_give_over_parquet(
     spark: SparkSession, plain_format: str, sandbox: Sandbox, tmp_path: Path
 ) -> None:

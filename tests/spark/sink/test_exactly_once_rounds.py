@@ -1,6 +1,6 @@
 """Exactly once, round after round, on a real ZooKeeper and real storage nodes, with drivers that need no JVM.
 
-Each kind of fault gets eight seeded rounds here and a few with Spark itself (`test_exactly_once_spark`). Every round
+Each kind of fault gets some seeded rounds here and a few with Spark itself (`test_exactly_once_spark`). Every round
 ends with the same questions: does each log hold each row once and in order, is every batch whole, are there no ledgers
 left that nobody refers to. A round proves by a file that its fault point was reached.
 """
@@ -32,8 +32,8 @@ from dlspark.spark.sink.segments.leftovers import find_leftovers, sweep_leftover
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture, pytest.mark.usefixtures("frames")]
 
-ROUNDS = 6
-CHANGES = 3
+ROUNDS = 3
+CHANGES = 2
 """Rounds in which the log changes before a replay: many more run in memory (`test_sink_forgetting`)."""
 FORMATS = ("json", "arrow", "avro", "json")
 """Of records of typed frames: four, beside three modes of committing."""

@@ -351,9 +351,8 @@ def run_round(sandbox: Sandbox, place: Place, directory: Path, seed: int, faults
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "round_seed" in metafunc.fixturenames:
         seed = metafunc.config.getoption("--seed")
-        few = 2 if "local" in metafunc.fixturenames else 1
         faults = FAULTS_OF_TABLES if "tables" in metafunc.fixturenames else FAULTS
-        rounds = range(metafunc.config.getoption("--rounds") or few)
+        rounds = range(metafunc.config.getoption("--rounds") or 1)
         seeds = [seed] if seed is not None else list(rounds)
         metafunc.parametrize("round_seed", seeds, ids=[f"{one}-{faults[one % len(faults)].__name__}" for one in seeds])
 
@@ -368,6 +367,7 @@ def test_a_round_of_batches_that_are_appended_leaves_one_copy(
     run_round(sandbox, appended, tmp_path, round_seed)
 
 
+@pytest.mark.long
 def test_a_round_of_a_foreach_batch_over_several_logs_leaves_one_copy_in_each(
     sandbox: Sandbox, tables: Place, tmp_path: Path, round_seed: int
 ) -> None:

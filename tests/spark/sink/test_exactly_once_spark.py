@@ -1,7 +1,7 @@
 """Exactly once with Spark itself: drivers as processes, killed, doubled, retried and left without an answer.
 
-One round of each kind, a few with --rounds, and then with typed frames as well; more of each without a JVM are in
-`test_exactly_once_rounds`.
+One round of those killed and those doubled, with --rounds a few of each kind, and then with typed frames as well; more
+of each without a JVM are in `test_exactly_once_rounds`.
 """
 
 from __future__ import annotations
@@ -175,6 +175,7 @@ def test_a_driver_killed_between_publication_and_commit_log_leaves_one_copy(
     check(sandbox, log)
 
 
+@pytest.mark.long
 @BOTH
 def test_a_task_that_fails_after_writing_and_runs_again_leaves_one_copy(
     sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None
@@ -215,6 +216,7 @@ def test_two_drivers_with_one_checkpoint_leave_one_copy(
         check(sandbox, log)
 
 
+@pytest.mark.long
 @BOTH
 def test_a_publication_whose_answer_is_lost_leaves_one_copy(
     sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None

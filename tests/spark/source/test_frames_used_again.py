@@ -18,9 +18,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.processes]
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 JAR, OFFERED, PLAIN = "with the jar", "plain, filters offered", "plain"
+WITH_ROUNDS = pytest.param(PLAIN, marks=pytest.mark.long)
+"""Without the jar a frame is planned in each action; one test of that is enough for each run."""
 
 
-@pytest.fixture(params=[JAR, PLAIN])
+@pytest.fixture(params=[JAR, WITH_ROUNDS])
 def way(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
     """How frames are read."""
     spark.conf.set(PUSHDOWN, str(request.param != PLAIN).lower())
@@ -54,7 +56,7 @@ def ids(frame: DataFrame) -> list[int]:
     return sorted(row.transaction_id for row in frame.select("transaction_id").collect())
 
 
-@pytest.mark.parametrize("way", [JAR, OFFERED, PLAIN], indirect=True)
+@pytest.mark.parametrize("way", [JAR, OFFERED, WITH_ROUNDS], indirect=True)
 def test_uses_of_one_frame_leave_each_other_alone(spark: SparkSession, reading: Reading, way: str) -> None:
     frame = reading.frame()
     assert ("distributedlog {" in frame._jdf.queryExecution().executedPlan().toString()) == (way == JAR)  # type: ignore[attr-defined]

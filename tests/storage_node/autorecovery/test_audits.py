@@ -13,7 +13,8 @@ from metadata.bookkeeper.auditors import AuditorStore
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.bookkeeper.replication import RepairQueue, ReplicationStore
+from metadata.bookkeeper.repairs import RepairQueue
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.pacing import for_each
 from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 from storage_node.autorecovery.auditor import METADATA_READS, AuditNeed, Auditor, LossTracker
@@ -127,7 +128,8 @@ async def audit_many(count: int) -> tuple[int, int]:
     client = LedgerClient(ledgers, registry)
     auditors = AuditorStore(store)
     checker = LedgerChecker(client, ledgers, auditors, QUICK, random.Random(1))
-    auditor = Auditor(marks, auditors, ledgers, registry, checker, QUICK, SystemClock(), client.judge_placement)
+    judging = client.judge_placement, client.knows_places
+    auditor = Auditor(marks, auditors, ledgers, registry, checker, QUICK, SystemClock(), *judging)
     tracemalloc.start()
     try:
         report = await auditor.audit_bookies()

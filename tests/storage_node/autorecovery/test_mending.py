@@ -13,6 +13,7 @@ from helpers.virtual_time import virtual_time
 from helpers.worlds.recovery_world import QUICK, RecoveryWorld
 
 from metadata.bookkeeper.ledger_metadata import Ensemble
+from metadata.bookkeeper.topology import TopologyStore
 from metadata.foundation.errors import NotAppliedError
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.client.placement import by_settings
@@ -182,13 +183,42 @@ async def test_nothing_is_moved_while_locations_are_not_known(monkeypatch: pytes
         before = await world.metadata(ledger_id)
         world.places.fails = True
         recovery = await world.recover("r1", MENDING)
-        await world.marks.mark_placement(ledger_id)
+        await world.marks.mark_placement(ledger_id)  # by Java's auditor, say
         await world.until_repaired()
         await next_check(world, recovery)
         assert await world.metadata(ledger_id) == before
         world.places.fails = False
         await asyncio.sleep(60)  # locations that are not known are asked for once a minute
         await world.until_mended(ledger_id)
+
+
+@virtual_time
+async def test_a_lost_node_is_restored_before_copies_of_other_ledgers_are_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Misplaced(monkeypatch, {"eu": 5, "us": 2}) as world:
+        misplaced = [await world.in_one_region(6) for _ in range(30)]
+        lost = [misplaced[7], misplaced[23]]
+        for ledger_id in misplaced:
+            await world.marks.mark_placement(ledger_id)
+        for ledger_id in lost:  # as the check by reading does
+            name = (await world.metadata(ledger_id)).last_ensemble.bookies[0]
+            del world.bookies[name].ledgers[ledger_id]
+            await world.marks.mark(ledger_id, [name])
+        taken: list[int] = []
+
+        def note(_session: int, operation: str, path: str) -> None:
+            if operation == "create" and "/locks/urL" in path:
+                taken.append(int(path.rpartition("urL")[2]))
+
+        world.tree.inject = note
+        await world.recover("r1", replace(MENDING, periodic_placement_check_interval_s=0, periodic_check_interval_s=0))
+        await world.until_repaired()
+        assert set(taken[:2]) == set(lost)
+        assert sorted(taken) == misplaced
+        await world.until_mended(*misplaced)
+        for ledger_id in misplaced:
+            await world.assert_whole(ledger_id, 6)
 
 
 @virtual_time
@@ -283,6 +313,34 @@ async def test_ensembles_that_another_has_changed_meanwhile_are_left_alone(
 
 
 @virtual_time
+async def test_a_node_that_strangers_wrote_to_under_the_ledgers_id_gets_no_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Misplaced(monkeypatch, {"eu": 3, "us": 4}) as world:
+        ledger_id = await world.in_one_region(8)
+        abroad = [name for name in world.bookies if world.region[name] == "us"]
+        for name in abroad[:3]:
+            world.bookies[name].ledger(ledger_id).key = b"another's"
+        recovery = await world.recover("r1", replace(MENDING, periodic_placement_check_interval_s=0))
+        await world.marks.mark_placement(ledger_id)
+        await world.until_mended(ledger_id)
+        await world.until_repaired()
+        metadata = await world.assert_whole(ledger_id, 8)
+        assert abroad[3] in metadata.last_ensemble.bookies
+        assert not recovery.worker.mender.unmended
+
+        # Where all of them are, the ledger stays as it is, and the reason is said.
+        ledger_id = await world.in_one_region(8)
+        for name in abroad:
+            world.bookies[name].ledger(ledger_id).key = b"another's"
+        before = await world.metadata(ledger_id)
+        await world.marks.mark_placement(ledger_id)
+        await world.until_repaired()
+        assert await world.metadata(ledger_id) == before
+        assert "so that the rule is kept" in recovery.worker.mender.unmended[ledger_id]
+
+
+@virtual_time
 async def test_once_the_lock_is_lost_no_further_fragment_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Misplaced(monkeypatch, {"eu": 3, "us": 2}) as world:
         ledger_id = await world.in_one_region(20)
@@ -298,6 +356,33 @@ async def test_once_the_lock_is_lost_no_further_fragment_is_copied(monkeypatch: 
         assert [len(one.entries) for one in stored if one is not None] == [10], "of the first fragment"
         assert not recovery.worker.mender.unmended
         assert (await world.metadata(ledger_id)).ensembles == halves.ensembles
+
+
+@virtual_time
+async def test_a_region_that_is_disallowed_gets_no_copies_by_racks_either(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_racks = PlacementSettings(network_topology_script_file_name="places")
+    async with Misplaced(monkeypatch, {"eu": 3, "us": 5, "ap": 1}) as world:
+        topology = TopologyStore(world.marks.store)
+        await topology.disallow("us")
+        whole, alone = await world.in_one_region(6), await world.in_one_region(6)
+        await world.lose((await world.metadata(whole)).last_ensemble.bookies[0])
+        await world.recover("r1", replace(QUICK, client=replace(QUICK.client, placement=by_racks)))
+        await world.until_marked([whole, alone])
+        await world.until_repaired()
+        for ledger_id in (whole, alone):
+            assert await world.regions_of(ledger_id) == [{"eu", "ap"}]
+            await world.assert_whole(ledger_id, 6)
+        await topology.disallow("ap")
+        await world.lose((await world.metadata(whole)).last_ensemble.bookies[1])
+        await asyncio.sleep(10)
+        assert set(await world.marked()) == {whole, alone}, "there is no place for its copy"
+        assert "allow a region that is disallowed" in caplog.text
+        await topology.allow("us")
+        await world.until_repaired()
+        for ledger_id in (whole, alone):
+            await world.assert_whole(ledger_id, 6)
 
 
 class LoopClock(SystemClock):

@@ -25,6 +25,7 @@ from storage_node.settings.client import ClientSettings
 from storage_node.settings.files import NodeFile
 
 RACKS = {"a0": "/a", "a1": "/a", "a2": "/a", "b0": "/b"}
+UNKNOWN = {"x0": "", "x1": "", "x2": ""}
 
 
 class Ledgers:
@@ -35,7 +36,10 @@ class Ledgers:
         self.ledgers = LedgerStore(self.store)
         self.registry = BookieRegistry(self.store)
         self.client = LedgerClient(
-            self.ledgers, self.registry, settings=ClientSettings(), racks=StaticResolver({**RACKS, "x0": ""})
+            self.ledgers,
+            self.registry,
+            settings=ClientSettings(),
+            racks=StaticResolver({**RACKS, "x0": "", "x1": "", "x2": ""}),
         )
 
     async def create(self, ledger_id: int, *ensembles: Sequence[str], closed: bool = True) -> None:
@@ -70,12 +74,51 @@ async def test_a_closed_ledger_is_as_good_as_its_worst_fragment(
     await placed.create(5, ("a0", "gone", "a1"))
     await placed.create(6, ("a0", "a1", "a2"), closed=False)
     await placed.store.create(placed.ledgers.path(7), b"nonsense", make_parents=True)
-    assert await placed.check() == PlacementReport(closed=5, not_adhering=2, softly_adhering=2, unreadable=1)
+    report = await placed.check()
+    assert report == PlacementReport(closed=5, not_adhering=2, softly_adhering=2, unreadable=1)
+    assert {ledger: [part.bookies for part in parts] for ledger, parts in report.soft.items()} == {
+        4: [("a0:1", "x0:1", "a1:1")],
+        5: [("a0:1", "gone:1", "a1:1")],
+    }
     named = [record.message for record in caplog.records if "placement policy" in record.message]
     assert named == [
         "ledger 2 does not keep the placement policy: from entry 0 on a0:1, a1:1, a2:1",
         "ledger 3 does not keep the placement policy: from entry 10 on a0:1, a1:1, a2:1",
     ]
+
+
+async def test_none_is_marked_of_which_it_is_not_known_where_its_bookies_lie(placed: Ledgers) -> None:
+    for name in ("x1", "x2"):
+        await placed.registry.register(BookieAddress(f"{name}:1", name, 1))
+    await placed.create(1, ("x0", "x1", "x2"))
+    await placed.create(2, ("a0", "a1", "a2"))
+    await placed.create(3, ("x0", "x1", "x2"), ("a0", "a1", "a2"))
+    marked: list[int] = []
+
+    async def mark(ledger_id: int) -> None:
+        marked.append(ledger_id)
+
+    client = placed.client
+    report = await PlacementCheck(placed.ledgers, client.judge_placement, mark, client.knows_places).run()
+    assert (report.not_adhering, report.marked, report.unlocated) == (3, 2, 1)
+    assert sorted(marked) == [2, 3], "one fragment can be mended"
+
+
+@virtual_time
+async def test_without_racks_no_ledger_is_marked() -> None:
+    async with RecoveryWorld(4) as world:
+        await world.closed(3)
+        recovery = await world.recover(
+            "r1", replace(QUICK, periodic_placement_check_interval_s=1_000_000, repair_placement=True)
+        )
+
+        async def checked() -> bool:
+            return recovery.auditor is not None and recovery.auditor.placement is not None
+
+        await world.until(checked)
+        assert recovery.auditor is not None
+        assert recovery.auditor.placement == PlacementReport(closed=1, not_adhering=1, unlocated=1)
+        assert not world.ever_marked
 
 
 async def test_a_verdict_is_asked_for_once_and_the_memory_of_them_is_bounded(

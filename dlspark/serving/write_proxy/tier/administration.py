@@ -24,6 +24,7 @@ from dlspark.serving.protocol.operations import (
     ProxyInfo,
     ProxyStatus,
     Refusal,
+    ReleaseStream,
     StatusCode,
 )
 from dlspark.serving.routing.hosts import address_of
@@ -130,6 +131,23 @@ async def move(peers: ProxyPeers, source: str, stream: str, target: str) -> str:
             raise error_of(answer, stream=stream)
         source = answer.location
     raise NotAppliedError("its owner changed while it was to be moved", log=stream, advice="Try again")
+
+
+async def release(peers: ProxyPeers, owner: str, stream: str) -> str:
+    """Have the proxy at `owner`, or the one that it names as the owner, end the stream's segment and give up the log.
+
+    Return the location of the proxy that has. Raises the error of a refusal, or of an unknown outcome.
+    """
+    for _ in range(MAX_REDIRECTS):
+        answer = await peers.call(owner, ReleaseStream(stream), MOVE_TIMEOUT_MS)
+        if isinstance(answer, Done):
+            return owner
+        if not isinstance(answer, Refusal):
+            break
+        if answer.code is not StatusCode.FOUND or not answer.location:
+            raise error_of(answer, stream=stream)
+        owner = answer.location
+    raise NotAppliedError("its owner changed while it was to be released", log=stream, advice="Try again")
 
 
 async def accept_streams(peers: ProxyPeers, member: ProxyMember, *, enabled: bool) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import random
 
 import pytest
 from test_placement import ENFORCED, Clock, Registry
 from test_region_policy import COUNTED, LISTED, REGIONS, World
 
+from metadata.foundation import pacing
 from storage_node.client.health import BookieHealth, Quarantine
 from storage_node.client.placement import mending
-from storage_node.client.placement.arranging import Adherence
+from storage_node.client.placement.arranging import Adherence, adherence, broken_windows
 from storage_node.client.placement.candidates import Candidates
-from storage_node.client.placement.mending import fewest_moves
+from storage_node.client.placement.mending import BrokenEnsemble, search_moves
 from storage_node.client.placement.policies import RackAwarePlacement, UniformPlacement
 from storage_node.client.placement.racks import RackMap, StaticResolver
 from storage_node.client.placement.regions import PlacementRefusal
@@ -110,8 +113,134 @@ async def test_without_a_demand_copies_in_one_rack_are_moved_to_another_rack_of_
     assert await world.policy.judge(moved(members, moves), 3, 2) is not Adherence.FAIL
 
 
+# ---- the search ------------------------------------------------------------------------------------------------------
+
+
+def over_racks(ensemble, racks, write_quorum, wanted=2):
+    """Names are rack and number."""
+
+    def verdict(bookies):
+        return adherence(bookies, lambda b: b[0], lambda _: True, write_quorum, wanted)
+
+    def failing(bookies):
+        return broken_windows([bookie[0] for bookie in bookies], write_quorum, wanted)
+
+    order = [f"{rack}{number}" for rack, count in racks.items() for number in range(10, 10 + count)]
+    return BrokenEnsemble(ensemble, order, lambda b: b[0], lambda b: b[0], lambda _: None, verdict, failing)
+
+
+def ended(steps):
+    """Run a search to its end: what it found, and how many steps it took."""
+    count = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value, count
+        count += 1
+
+
 def test_a_search_that_finds_nothing_ends(monkeypatch):
     monkeypatch.setattr(mending, "MOVE_LIMIT", 10)
     order = [f"{region}{number}" for region in "abcde" for number in range(3)]
-    found = fewest_moves(["z0", "z1", "z2"], order, lambda b: b, lambda b: b[0], lambda _: Adherence.FAIL)
+    hopeless = BrokenEnsemble(
+        ["z0", "z1", "z2"], order, lambda b: b, lambda b: b[0], lambda d: d, lambda _: Adherence.FAIL, lambda _: []
+    )
+    found, count = ended(search_moves(hopeless))
     assert found == PlacementRefusal("none of the first 10 ways to move its copies keeps the rule")
+    assert count == 10
+
+
+def test_a_few_moves_are_found_among_many_racks():
+    others = dict.fromkeys("defghijklmnopqrst", 3)
+    found, count = ended(search_moves(over_racks(["a0", "a1", "b0", "b1", "c0", "c1"], others, 2)))
+    assert len(found) == 3
+    assert count < 50
+    found, count = ended(search_moves(over_racks([f"a{n}" for n in range(10)], others, 3)))
+    assert len(found) == 4
+    assert count < 2_000
+
+
+def test_a_search_says_no_sooner_than_every_way_was_tried():
+    rng = random.Random(1)
+    found_at_all = refused = 0
+    for _ in range(60):
+        size = rng.randint(2, 5)
+        write_quorum = rng.randint(2, size)
+        wanted = rng.randint(2, write_quorum)
+        ensemble = [f"{rng.choice('abc')}{number}" for number in range(size)]
+        broken = over_racks(ensemble, {rack: rng.randint(0, 2) for rack in "abcd"}, write_quorum, wanted)
+        found, _ = ended(search_moves(broken))
+        least = least_moves(broken)
+        if least is None:
+            assert isinstance(found, PlacementRefusal)
+            refused += 1
+            continue
+        assert len(found) == least
+        after = moved(ensemble, found)
+        assert broken.verdict(after) is not Adherence.FAIL
+        assert len(set(after)) == size
+        found_at_all += least > 0
+    assert found_at_all > 10
+    assert refused > 4
+
+
+def least_moves(broken):
+    """Return how many moves are needed, by trying all of them."""
+    for count in range(len(broken.members) + 1):
+        for indices in itertools.combinations(range(len(broken.members)), count):
+            for bookies in itertools.permutations(broken.order, count):
+                after = moved(broken.members, dict(zip(indices, bookies, strict=True)))
+                if broken.verdict(after) is not Adherence.FAIL:
+                    return count
+    return None
+
+
+async def test_moves_over_regions_are_the_fewest_too():
+    rng = random.Random(2)
+    for seed in range(40):
+        world = World(SPACE, rng.choice([LISTED, COUNTED]), seed=seed)
+        members = tuple(
+            rng.sample([f"{name}{number}:1" for name, count in SPACE.items() for number in range(count)], 4)
+        )
+        quorums = (4, 3)
+        try:
+            moves = await world.policy.moves(members, *quorums)
+        except NotEnoughBookiesError:
+            moves = None
+        least = None
+        others = [
+            f"{name}{n}:1" for name, count in SPACE.items() for n in range(count) if f"{name}{n}:1" not in members
+        ]
+        for count in range(4):
+            ways = [
+                dict(zip(indices, bookies, strict=True))
+                for indices in itertools.combinations(range(4), count)
+                for bookies in itertools.permutations(others, count)
+            ]
+            for way in ways:
+                if await world.policy.judge(moved(members, way), *quorums) is not Adherence.FAIL:
+                    least = count
+                    break
+            if least is not None:
+                break
+        assert (None if moves is None else len(moves)) == least
+
+
+async def test_others_have_their_turn_while_moves_are_searched_for(monkeypatch):
+    monkeypatch.setattr(pacing, "SLICE_S", 0.0)
+    broken = over_racks([f"a{n}" for n in range(10)], dict.fromkeys("defghijklmnopqrst", 3), 3)
+    turns = 0
+
+    async def other():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(other())
+    found = await pacing.run_in_slices(search_moves(broken))
+    beside.cancel()
+    again, steps = ended(search_moves(broken))
+    assert (found, len(found)) == (again, 4)
+    assert turns >= steps > 4

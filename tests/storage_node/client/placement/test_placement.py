@@ -245,6 +245,26 @@ async def test_locations_have_one_or_two_parts_and_anything_else_counts_as_not_k
     assert places == ["/region/rack", DEFAULT_RACK, DEFAULT_RACK, "/r"]
 
 
+async def test_two_racks_of_which_none_may_be_lost_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    goal = replace(ENFORCED, enforce_min_num_fault_domains_for_write=True)  # as survive=rack has it
+    world = World({"a": 2, "b": 2, "c": 1}, goal)
+    await world.aware.new_ensemble(3, 3, 2)
+    assert not caplog.records
+    gone = world.registry.hosts.pop("c0:1")
+    for _ in range(2):
+        await world.aware.new_ensemble(3, 3, 2)
+    (said,) = caplog.records
+    assert said.getMessage() == (
+        "writable storage nodes are in /a and /b alone, and entries count only when nodes of 2 racks have them: when "
+        "one of these racks goes, writing stops. To survive that, start storage nodes in another rack"
+    )
+    world.registry.hosts["c0:1"] = gone
+    await world.aware.new_ensemble(3, 3, 2)
+    del world.registry.hosts["c0:1"]
+    await world.aware.new_ensemble(3, 3, 2)
+    assert len(caplog.records) == 2, "it is news again"
+
+
 # ------------------------------------------------------------------------------------ replacements
 
 
