@@ -6,7 +6,7 @@ mark says, for what is asked of it later: settings may name another place by the
 What can be put off goes by `MoverStores.put_off` (`PatientStores`): copies in mirrors, and the files of deleted logs. A
 place that is out of reach costs one request its time-outs there; for `AWAY_S` from then on the others are told so at
 once, whatever log they are for, so that it keeps neither movers nor other mirrors waiting. Nothing counts as done by
-that: the error is the one of a store that is away, and says that nothing was asked.
+that: the error is the one of a store that is away, the same for all of them, with the moment and the first cause.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class AwayPlace:
         root: its address.
         endpoint: which server has it; None where its address says so.
         since_ms: when that was found first, milliseconds since the epoch.
-        said: what the last request that was made of it was told.
+        said: what the request was told that found it.
         again_s: when it is asked again, by the clock's elapsed seconds.
     """
 
@@ -113,6 +113,15 @@ class AwayPlace:
     def since(self) -> str:
         """The moment in words."""
         return datetime.fromtimestamp(self.since_ms / 1000, timezone.utc).isoformat(timespec="seconds")
+
+
+def _away_error(away: AwayPlace) -> StoreUnavailableError:
+    # In the same words whether it was asked just now or not: who repeats what fails sees that it is one absence.
+    return StoreUnavailableError(
+        f"The place has been out of reach since {away.since}: {away.said}",
+        path=away.root,
+        advice=f"It is asked every {AWAY_S:g} s, and what was put off is done once it answers",
+    )
 
 
 class PatientStores:
@@ -151,11 +160,7 @@ class PatientStores:
             return
         now_s = self._clock.elapsed_s()
         if now_s < away.again_s:
-            raise StoreUnavailableError(
-                f"The place has been out of reach since {away.since}, and nothing was asked of it now: {away.said}",
-                path=root,
-                advice=f"It is asked again every {AWAY_S:g} s, and what was put off is done once it answers",
-            )
+            raise _away_error(away)
         # This request finds out whether it is back; the others do not wait for time-outs beside it.
         away.again_s = now_s + AWAY_S
 
@@ -165,13 +170,13 @@ class PatientStores:
         if away is not None:
             _log.info("%s, which had been out of reach since %s, is back: what was put off is done", root, away.since)
 
-    def failed(self, root: str, endpoint: str | None, error: StoreUnavailableError) -> None:
-        """Note that a place could not be reached, and tell of it once."""
+    def failed(self, root: str, endpoint: str | None, error: StoreUnavailableError) -> StoreUnavailableError:
+        """Note that a place could not be reached, and tell of it once; return what is to be raised."""
         again_s = self._clock.elapsed_s() + AWAY_S
         away = self._away.get((root, endpoint))
         if away is not None:
-            away.again_s, away.said = again_s, error.message
-            return
+            away.again_s = again_s
+            return _away_error(away)
         away = AwayPlace(root, endpoint, self._clock.now_ms(), error.message, again_s)
         self._away[root, endpoint] = away
         _log.warning(
@@ -181,6 +186,7 @@ class PatientStores:
             AWAY_S,
             error.message,
         )
+        return _away_error(away)
 
     async def ask(self, root: str, endpoint: str | None, request: Callable[[], Awaitable[T]]) -> T:
         """Return what a request gives, unless the place is away; note what it says of the place."""
@@ -188,8 +194,7 @@ class PatientStores:
         try:
             found = await request()
         except StoreUnavailableError as error:
-            self.failed(root, endpoint, error)
-            raise
+            raise self.failed(root, endpoint, error) from error
         except ObjectOutcomeUnknownError:
             raise  # whether it can be reached is as unknown: the next request will tell
         except ObjectStoreError:
@@ -216,8 +221,7 @@ class _StoreUnlessAway:
         try:
             out = await self._store.create(url)
         except StoreUnavailableError as error:
-            self._patient.failed(*self._at, error)
-            raise
+            raise self._patient.failed(*self._at, error) from error
         # Nothing may have been asked of the place yet, so that this is no answer of it.
         return _WriterUnlessAway(self._patient, self._at, out)
 
@@ -257,8 +261,7 @@ class _WriterUnlessAway:
         try:
             await self._out.write(data)
         except StoreUnavailableError as error:
-            self._patient.failed(*self._at, error)
-            raise
+            raise self._patient.failed(*self._at, error) from error
 
     async def commit(self) -> None:
         await self._patient.ask(*self._at, self._out.commit)

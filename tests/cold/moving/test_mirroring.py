@@ -481,15 +481,17 @@ async def test_a_daemon_fills_mirrors_beside_its_moving(world, monkeypatch, capl
 
 async def test_a_daemon_says_once_what_keeps_mirrors_from_being_filled(world, caplog):
     namespace, _ = await moved(world)
-    moving = daemon.MoverDaemon(namespace, stores=MoverStores(world.open_store))
+    moving = daemon.MoverDaemon(namespace, stores=world.stores())
     moving._mirrored.add("log")
     world.away.add(US)
-    for _ in range(3):
+    for _ in range(5):
         await moving.mirror()
-    (said,) = [one.getMessage() for one in caplog.records]
+        world.clock.moment_ms += 40_000
+    assert world.missed[US] == 3
+    place, said = [one.getMessage() for one in caplog.records]
+    assert place.startswith(f"{US} is out of reach since ")
     assert said.startswith("log log: ")
     assert "region us" in said
-    await moving.stores.close()
 
 
 async def test_an_erasure_clears_mirrors_that_settings_name_and_nobody_has_noted_yet(world):
