@@ -149,18 +149,19 @@ def start_seaweed(folder: Path, *, catalog: bool = False) -> S3Server:
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "s3.json").write_text(json.dumps({"identities": [keys]}))
-    ports = {
-        name: free_port()
-        for name in ("master.port", "volume.port", "filer.port", "s3.port")
-        for name in (name, f"{name}.grpc")
-    }
+    names = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
+    drawn: set[int] = set()
+    while len(drawn) <= len(names):
+        drawn.add(free_port())
+    catalog_port, *others = drawn
+    ports = dict(zip(names, others, strict=True))
     settings = {
         **ports,
         "dir": folder,
         "ip": HOST,
         "ip.bind": HOST,
         "s3.config": folder / "s3.json",
-        "s3.port.iceberg": (catalog_port := free_port() if catalog else 0),
+        "s3.port.iceberg": catalog_port if catalog else 0,
         "s3.port.lance": 0,
         "volume.max": 16 if catalog else 4,  # each bucket takes seven
         "volume.minFreeSpace": 1,
