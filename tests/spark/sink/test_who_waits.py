@@ -176,7 +176,7 @@ async def test_a_log_that_is_waited_for_says_for_whom(caplog: pytest.LogCaptureF
                 await asyncio.sleep(70)
             said = [record.getMessage() for record in caplog.records]
             assert len(said) == 3
-            assert all("reporter-7 has it" in one and LOG in one for one in said)
+            assert all("reporter-7 has the lock" in one and LOG in one for one in said)
         assert await waiting is PUBLISHED
         await namespace.close()
 
