@@ -26,7 +26,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, ParamSpec
 
@@ -257,8 +257,6 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         self._dialled: tuple[str, int] | None = None
         self._silent: tuple[str, int] | None = None
         self._home = HomeRule()
-        self._homes: list[tuple[str, str, int]] = []
-        """Servers of the own region that can be asked whether they serve."""
         self._probe: HomeProbe | None = None
         self._returns_to: tuple[str, str, int] | None = None
 
@@ -288,7 +286,6 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
             except OSError as error:
                 self.logger.warning("Cannot resolve %s: %s", host, error)
         random.shuffle(found)
-        self._homes = [one for one in found if self._is_near(one[0], one[2]) and not self._edge.goes_by_proxy(one[0])]
         return sorted(found, key=lambda one: (one[1:] == self._silent, not self._is_near(one[0], one[2])))
 
     def _is_near(self, host: str, port: int) -> bool:
@@ -313,12 +310,26 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
     def _see_to_return(self, now: float) -> None:
         if self._probe is not None and self._probe.ended:
             found, self._probe = self._probe.found, None
+            # It may have ended long ago: only what is asked now and then shows that a server serves by now.
             self._home.answered(now, serves=found is not None)
             if found is not None and self._home.returns(now):
                 self._returns_to = found
                 raise ConnectionDropped(f"the session returns to {found[1]}:{found[2]}, in its own region")
-        if self._probe is None and self._homes and self._home.asks(now):
-            self._probe = HomeProbe(self._homes, self.client.last_zxid)
+        if self._probe is None and self._home.asks(now):
+            homes = [
+                (host, port)
+                for host, port in self.client.hosts
+                if self._is_near(host, port) and not self._edge.goes_by_proxy(host)
+            ]
+            with suppress(RuntimeError):  # no thread can be started: the session stays where it is
+                self._probe = HomeProbe(homes, self._edge.addresses, self.client.last_zxid) if homes else None
+
+    def stop(self, timeout: float | None = None) -> Any:
+        """Wait for the end of the connection's thread, and end what it has begun."""
+        ended = super().stop(timeout)
+        if self._probe is not None:
+            self._probe.end()
+        return ended
 
     def _connect(self, *server: Any) -> tuple[float, float]:
         host, address, port = server

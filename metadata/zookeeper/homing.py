@@ -14,16 +14,27 @@ minutes.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Final
+
+Addresses = Callable[[str, int], Sequence[tuple[str, int]]]
+"""Returns the addresses of a name and port; raises OSError for a name that nobody knows."""
+
+ASK_S: Final = 1.0
+"""How long a server may take for an answer."""
+SERVING_MODES: Final = frozenset({"leader", "follower", "observer", "standalone"})
 
 PROBE_EVERY_S: Final = 10.0
 WELL_FOR_S: Final = 30.0
 """How long a server of the own region must have served at least; each session adds up to as much again, so that not all
 come at a time."""
+MOST_BETWEEN_S: Final = 6 * PROBE_EVERY_S
+"""The longest time between two answers that show together that a server has served."""
 RETURN_EVERY_S: Final = 300.0
 """The shortest time between two returns of a session."""
 
@@ -37,6 +48,7 @@ class HomeRule:
         self._away = False
         self._ask_at = 0.0
         self._well_since: float | None = None
+        self._answered_at = 0.0
         self._return_at = 0.0
 
     def connected(self, *, near: bool) -> None:
@@ -52,10 +64,12 @@ class HomeRule:
         return True
 
     def answered(self, now: float, *, serves: bool) -> None:
-        """Note what was found."""
+        """Note what was found. Between two answers that lie far apart, nothing is known of the server."""
+        known = now - self._answered_at <= MOST_BETWEEN_S
+        self._answered_at = now
         if not serves:
             self._well_since = None
-        elif self._well_since is None:
+        elif self._well_since is None or not known:
             self._well_since = now
 
     def returns(self, now: float) -> bool:
@@ -72,12 +86,16 @@ class HomeRule:
 class HomeProbe:
     """Asks servers whether they serve, in a thread of its own: one that hangs must not hold up the session."""
 
-    def __init__(self, servers: Sequence[tuple[str, str, int]], zxid: int) -> None:
-        """Begin. `servers`: name, address and port; `zxid`: the last change that the session has seen."""
+    def __init__(self, servers: Sequence[tuple[str, int]], addresses: Addresses, zxid: int) -> None:
+        """Begin. `servers`: names and ports, whose addresses are looked up now; `zxid`: the last change that the
+        session has seen. Raises RuntimeError where no thread can be started."""
         self.found: tuple[str, str, int] | None = None
-        """The first that serves, once `ended`."""
+        """Name, address and port of the first that serves, once `ended`."""
         self._servers = servers
+        self._addresses = addresses
         self._zxid = zxid
+        self._asking: socket.socket | None = None
+        self._given_up = False
         self._thread = threading.Thread(target=self._run, name="dlspark-zookeeper-home", daemon=True)
         self._thread.start()
 
@@ -86,29 +104,56 @@ class HomeProbe:
         """True once all have answered, or one that serves."""
         return not self._thread.is_alive()
 
+    def end(self) -> None:
+        """Give up: the session is closed, and nothing of it stays behind (I16)."""
+        self._given_up = True
+        asking = self._asking
+        if asking is not None:
+            with contextlib.suppress(OSError):
+                asking.shutdown(socket.SHUT_RDWR)
+        self._thread.join(ASK_S)
+
     def _run(self) -> None:
-        self.found = next(
-            (server for server in self._servers if serves(four_letters(*server[1:], "srvr"), self._zxid)), None
-        )
+        for name, port in self._servers:
+            try:
+                found = self._addresses(name, port)
+            except OSError:
+                continue
+            for address, port_there in found:
+                if self._given_up:
+                    return
+                if serves(four_letters(address, port_there, "srvr", self._keep), self._zxid):
+                    self.found = (name, address, port_there)
+                    return
+
+    def _keep(self, connection: socket.socket) -> None:
+        self._asking = connection
 
 
 def serves(answer: str, zxid: int) -> bool:
-    """Return whether a server that gives this answer to `srvr` would take a session that has seen `zxid`."""
+    """Return whether a server that gives this answer to `srvr` would take a session that has seen `zxid`, and its
+    writes: a server without a leader may serve reads ("read-only")."""
     said = dict(line.partition(": ")[::2] for line in answer.splitlines())
     try:
-        return "Mode" in said and int(said["Zxid"], 16) >= zxid
+        return said["Mode"] in SERVING_MODES and int(said["Zxid"], 16) >= zxid
     except (KeyError, ValueError):
         return False
 
 
-def four_letters(host: str, port: int, command: str, timeout_ms: int = 1_000) -> str:
-    """Return a ZooKeeper server's answer to a four-letter command; empty where nothing answers."""
+def four_letters(host: str, port: int, command: str, begun: Callable[[socket.socket], None] | None = None) -> str:
+    """Return a ZooKeeper server's answer to a four-letter command, of which it has `ASK_S` for each part and as much
+    for all; empty where nothing answers in time. `begun` is told the connection."""
+    until = time.monotonic() + ASK_S
     try:
-        with socket.create_connection((host, port), timeout_ms / 1000) as connection:
+        with socket.create_connection((host, port), ASK_S) as connection:
+            if begun is not None:
+                begun(connection)
             connection.sendall(command.encode("ascii"))
             answer = b""
             while chunk := connection.recv(4096):
                 answer += chunk
+                if time.monotonic() > until:
+                    return ""
             return answer.decode("utf-8", "replace")
     except OSError:
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from metadata.zookeeper import homing
 from metadata.zookeeper.client import ZooKeeperStore
 from metadata.zookeeper.edge import FIRST_VARIABLE
 from metadata.zookeeper.embedded import EmbeddedZooKeeper, EnsembleMember
-from metadata.zookeeper.homing import PROBE_EVERY_S, RETURN_EVERY_S, HomeRule, serves
+from metadata.zookeeper.homing import PROBE_EVERY_S, RETURN_EVERY_S, HomeProbe, HomeRule, serves
 
 WELL_FOR_S = 40.0
 
@@ -52,6 +53,16 @@ def test_one_answer_that_it_does_not_serve_begins_the_wait_anew() -> None:
     assert rule.returns(1_080)
 
 
+def test_answers_that_lie_far_apart_show_nothing_of_the_time_between() -> None:
+    rule = HomeRule(WELL_FOR_S)
+    rule.connected(near=False)
+    rule.answered(1_000, serves=True)
+    rule.answered(9_000, serves=True)
+    assert not rule.returns(9_001), "it may have begun to serve a moment ago"
+    rule.answered(9_040, serves=True)
+    assert rule.returns(9_040)
+
+
 def test_a_server_that_comes_and_goes_draws_a_session_home_once_in_minutes() -> None:
     rule = HomeRule(WELL_FOR_S)
     returned = []
@@ -71,6 +82,7 @@ def test_a_server_that_comes_and_goes_draws_a_session_home_once_in_minutes() -> 
         ("Zookeeper version: 3.9.3\nLatency min/avg/max: 0/0.0/0\nZxid: 0x100000005\nMode: follower\n", True),
         ("Zxid: 0x100000006\nMode: observer\n", True),
         ("Zxid: 0x100000004\nMode: follower\n", False),
+        ("Zxid: 0x100000006\nMode: read-only\n", False),
         ("This ZooKeeper instance is not currently serving requests\n", False),
         ("srvr is not executed because it is not in the whitelist.\n", False),
         ("Zxid: ?\nMode: follower\n", False),
@@ -79,6 +91,33 @@ def test_a_server_that_comes_and_goes_draws_a_session_home_once_in_minutes() -> 
 )
 def test_a_server_is_taken_that_serves_and_has_what_the_session_has_seen(answer: str, expected: bool) -> None:
     assert serves(answer, 0x1_0000_0005) is expected
+
+
+def test_names_are_looked_up_each_time_and_one_that_nobody_knows_is_passed_over() -> None:
+    def addresses(name: str, port: int) -> list[tuple[str, int]]:
+        if name == "gone":
+            raise OSError(name)
+        return [("127.0.0.1", listener.getsockname()[1])]
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        probe = HomeProbe([("gone", 1), ("home", 2)], addresses, 5)
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(4) == b"srvr"
+            connection.sendall(b"Zxid: 0x5\nMode: follower\n")
+        probe._thread.join(10)
+        assert probe.ended
+        assert probe.found == ("home", *listener.getsockname())
+
+
+def test_a_server_that_says_nothing_holds_up_no_close() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        probe = HomeProbe([("home", 2)], lambda *_: [listener.getsockname()] * 50, 5)
+        connection, _ = listener.accept()
+        with connection:
+            probe.end()
+        assert probe.ended
+        assert probe.found is None
 
 
 @pytest.fixture
