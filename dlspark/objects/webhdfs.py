@@ -24,11 +24,13 @@ from urllib.parse import quote, urlencode, urlsplit
 from dlspark.objects.errors import (
     ObjectAddressError,
     ObjectStoreError,
+    StoreUnreachedError,
     exists_error,
     not_found_error,
     refused_error,
     unavailable_error,
     unknown_error,
+    unreached_error,
 )
 
 HTTP_PORT: Final = 9870
@@ -135,7 +137,7 @@ class WebHdfs:
             try:
                 connection.connect()
             except (OSError, HTTPException) as error:
-                last = unavailable_error(url, doing, f"{endpoint}: {error}")
+                last = unreached_error(url, doing, f"{endpoint}: {error}")
                 continue  # nothing was sent
             try:
                 connection.request(method, target, headers={"Content-Length": "0"} if method in ("PUT", "POST") else {})
@@ -144,7 +146,7 @@ class WebHdfs:
                 with connection.getresponse() as answer:
                     body = answer.read(MAX_ANSWER_BYTES)
             except (OSError, HTTPException) as error:
-                raise (unknown_error if is_change else unavailable_error)(url, doing, repr(error)) from error
+                raise (unknown_error if is_change else unreached_error)(url, doing, repr(error)) from error
             finally:
                 connection.close()
             if answer.status in (200, 201, 307):
@@ -152,7 +154,9 @@ class WebHdfs:
                 return answer.status, body, answer.headers.get("Location")
             if _exception(body) not in _STANDBY:
                 raise answer_error(answer.status, body, url, doing, is_change=is_change)
-            last = unavailable_error(url, doing, f"{endpoint} is on standby")
+            # That another one cannot be reached says more: it is why none is active.
+            if not isinstance(last, StoreUnreachedError):
+                last = unavailable_error(url, doing, f"{endpoint} is on standby")
         raise last or unavailable_error(url, doing, "there is no name node")
 
     def _prefer(self, endpoint: str) -> None:
