@@ -63,6 +63,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── ObjectNotFoundError            *   a cold file is not where it was written
     │   ├── ObjectExistsError              *   an object of a new cold file's name is there already
     │   ├── StoreUnavailableError          *   an object store cannot at present, or was not reached
+    │   │   └── StoreUnreachedError        *   an object store did not answer: no connection, or none in time
     │   ├── StoreRefusedError              *   an object store refuses: rights, credentials, no space
     │   └── CorruptDataError                   bytes read back are not what was written
     │       ├── InvalidEntryError              520: an entry's envelope or records cannot be decoded
@@ -100,6 +101,7 @@ from dlspark.objects.errors import (
     RangeShortError,
     StoreRefusedError,
     StoreUnavailableError,
+    StoreUnreachedError,
 )
 from dlspark.tables.declaration import SchemaChangedError
 from dlspark.tables.errors import MissingExtraError, RecordMisfitError, RowRefusedError, SqlTextError
@@ -500,6 +502,7 @@ __all__ = [
     "SqlTextError",
     "StoreRefusedError",
     "StoreUnavailableError",
+    "StoreUnreachedError",
     "StreamNotReadyError",
     "StreamUnavailableError",
     "TooManyProducersError",

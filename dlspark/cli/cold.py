@@ -207,7 +207,7 @@ async def _mirrors(namespace: AsyncNamespace, log: AsyncLog, away: Sequence[Away
         fields: dict[str, Json] = {"region": one.region, "root": one.root}
         fields["noted"] = one in noted
         fields["set"] = any(one.same_place(kept.root, kept.options) for kept in wanted)
-        missed = [note for note in away if (note.root, note.endpoint) == (one.root, one.options.get("endpoint"))]
+        missed = [note for note in away if (note.root, note.options) == (one.root, one.options)]
         first = min(missed, key=lambda note: note.since_ms, default=None)
         fields["away_since_ms"] = first.since_ms if first is not None else None
         fields["away_for"] = first.worker if first is not None else None

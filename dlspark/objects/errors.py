@@ -4,6 +4,7 @@
     ├── ObjectNotFoundError          there is no such object
     ├── ObjectExistsError            an object of the name is there: it may be the caller's own first try
     ├── StoreUnavailableError        nothing was done, or nothing came back: it may be tried again
+    │   └── StoreUnreachedError          the store as a whole: no connection, or no answer in time
     ├── StoreRefusedError            nothing was done, and trying again changes nothing: rights, credentials, space
     ├── RangeShortError              an object has not the bytes that were asked for
     └── ObjectOutcomeUnknownError    a write or a deletion may or may not have been applied: look
@@ -61,6 +62,11 @@ class StoreUnavailableError(ObjectStoreError, NotAppliedError):
     """The store was out of reach, or said that it cannot at present: nothing was done, and it may be tried again."""
 
 
+class StoreUnreachedError(StoreUnavailableError):
+    """The store itself did not answer: no connection, or none in time. Whatever else is asked of it would fail as well;
+    any other StoreUnavailableError may be of one object or one request alone."""
+
+
 class StoreRefusedError(ObjectStoreError, NotAppliedError):
     """The store refuses (rights, credentials, no space, no such bucket): nothing was done, and the same request will be
     refused again."""
@@ -90,6 +96,15 @@ def scrubbed(said: object) -> str:
 def unavailable_error(url: str, doing: str, said: object) -> StoreUnavailableError:
     """Return the error of a request that was not applied and may be repeated."""
     return StoreUnavailableError(
+        f"The object store did not {doing}: {scrubbed(said)}",
+        path=url,
+        advice="Nothing was changed; try again later, and look at the store and the way to it if it stays so",
+    )
+
+
+def unreached_error(url: str, doing: str, said: object) -> StoreUnreachedError:
+    """Return the error of a store that did not answer: nothing was applied."""
+    return StoreUnreachedError(
         f"The object store did not {doing}: {scrubbed(said)}",
         path=url,
         advice="Nothing was changed; try again later, and look at the store and the way to it if it stays so",

@@ -38,6 +38,7 @@ from dlspark.objects.errors import (
     short_error,
     unavailable_error,
     unknown_error,
+    unreached_error,
 )
 from dlspark.objects.opened_store import READ_POLICY, OpenedStore, ReadPolicy, check_ranges
 from dlspark.objects.store import ObjectInfo, OpenUpload
@@ -55,6 +56,17 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_RIGHT: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _LINKED_OR_NO_FOLDER: Final = (errno.ELOOP, errno.ENOTDIR)
+_NOT_REACHED: Final = (
+    errno.ENOTCONN,
+    errno.ETIMEDOUT,
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+)
+"""Of a file system that is mounted from elsewhere: nobody answers there."""
 _FOLDER_TRIES: Final = 20
 """A folder that becomes empty is taken away, perhaps while another writer goes into it."""
 
@@ -413,4 +425,5 @@ def _change_error(url: str, doing: str, error: OSError) -> ObjectStoreError:
             f"a part of its path is a symbolic link, or is no folder ({error.strerror})",
             "Below the root nothing may be a link: move the files themselves, or make the root the link",
         )
-    return unavailable_error(url, doing, error.strerror or error)
+    made = unreached_error if error.errno in _NOT_REACHED else unavailable_error
+    return made(url, doing, error.strerror or error)

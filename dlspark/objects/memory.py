@@ -27,6 +27,7 @@ from dlspark.objects.errors import (
     short_error,
     unavailable_error,
     unknown_error,
+    unreached_error,
 )
 from dlspark.objects.memory_faults import MOST_REQUESTS_LATE, ObjectFault, ObjectFaults, StoreCall
 from dlspark.objects.opened_store import READ_POLICY, OpenedStore, ReadPolicy, check_ranges
@@ -119,8 +120,10 @@ class MemoryBucket:
     def look(self, call: StoreCall, url: str, doing: str) -> ObjectFault | None:
         """Begin a read. Raises StoreUnavailableError; returns what will be wrong with its bytes."""
         fault = self._request(call)
-        if fault in (ObjectFault.REFUSED, ObjectFault.CUT):
-            raise unavailable_error(url, doing, "503 SlowDown" if fault is ObjectFault.REFUSED else "connection reset")
+        if fault is ObjectFault.REFUSED:
+            raise unavailable_error(url, doing, "503 SlowDown")
+        if fault is ObjectFault.CUT:
+            raise unreached_error(url, doing, "connection reset")
         return fault
 
     def _request(self, call: StoreCall) -> ObjectFault | None:

@@ -29,6 +29,7 @@ from dlspark.objects.errors import (
     refused_error,
     short_error,
     unavailable_error,
+    unreached_error,
 )
 from dlspark.objects.opened_store import READ_POLICY, OpenedStore, ReadPolicy, check_process, check_ranges
 from dlspark.objects.ranges import cut_range, joined_ranges
@@ -48,6 +49,7 @@ READ_TIMEOUT_S: Final = 60
 CREDENTIALS_FOR: Final = timedelta(minutes=5)
 """They are asked for again then; the chain renews them at least ten minutes before they expire."""
 _STATUS: Final = re.compile(r"status code: (\d{3})")
+_NO_ANSWER: Final = "HTTP error: error sending request"
 _BUSY_STATUSES: Final = (408, 429)
 
 _runtime_pid: int | None = None
@@ -371,7 +373,9 @@ def _read_error(url: str, doing: str, error: Exception) -> ObjectStoreError:
         return no_credentials_error(url, doing, "no credentials were found")
     if status is not None and 300 <= status < 500 and status not in _BUSY_STATUSES:
         return refused_error(url, doing, said, _advice(status, said))
-    return unavailable_error(url, doing, said)
+    # So obstore says that no answer came: no address, connection or TLS, a time-out. One that broke off is another.
+    made = unreached_error if status is None and _NO_ANSWER in said else unavailable_error
+    return made(url, doing, said)
 
 
 def _advice(status: int, said: str) -> str:

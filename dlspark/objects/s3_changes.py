@@ -28,6 +28,7 @@ from dlspark.objects.errors import (
     refused_error,
     unavailable_error,
     unknown_error,
+    unreached_error,
 )
 from dlspark.objects.s3_options import S3Options
 from dlspark.tables.errors import MissingExtraError
@@ -185,10 +186,13 @@ class S3Changes:
             exceptions.ConnectTimeoutError,
             exceptions.ProxyConnectionError,
         ) as error:
-            raise unavailable_error(url, doing, error) from error
+            raise unreached_error(url, doing, error) from error
         except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
             raise no_credentials_error(url, doing, error) from error
-        except (exceptions.BotoCoreError, OSError) as error:
+        except (exceptions.HTTPClientError, OSError) as error:
+            # The way to the store, TLS included, or an answer that did not come.
+            raise (unreached_error if is_read else unknown_error)(url, doing, error) from error
+        except exceptions.BotoCoreError as error:
             raise (unavailable_error if is_read else unknown_error)(url, doing, error) from error
 
 

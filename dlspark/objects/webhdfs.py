@@ -15,7 +15,7 @@ import json
 import os
 import re
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from types import MappingProxyType
 from typing import Any, Final
@@ -29,6 +29,7 @@ from dlspark.objects.errors import (
     refused_error,
     unavailable_error,
     unknown_error,
+    unreached_error,
 )
 
 HTTP_PORT: Final = 9870
@@ -129,13 +130,16 @@ class WebHdfs:
     ) -> tuple[int, bytes, str | None]:
         query = urlencode({"op": operation, **fields, "user.name": self._user})
         target = f"{_PATH}{quote(path)}?{query}"
-        last: ObjectStoreError | None = None
+        said: list[str] = []
+        # One that cannot be reached says more than others on standby: it may be the active one.
+        made: Callable[[str, str, object], ObjectStoreError] = unavailable_error
         for endpoint in list(self._endpoints):
             connection, _ = _connection(endpoint)
             try:
                 connection.connect()
             except (OSError, HTTPException) as error:
-                last = unavailable_error(url, doing, f"{endpoint}: {error}")
+                said.append(f"{endpoint}: {error}")
+                made = unreached_error
                 continue  # nothing was sent
             try:
                 connection.request(method, target, headers={"Content-Length": "0"} if method in ("PUT", "POST") else {})
@@ -144,7 +148,7 @@ class WebHdfs:
                 with connection.getresponse() as answer:
                     body = answer.read(MAX_ANSWER_BYTES)
             except (OSError, HTTPException) as error:
-                raise (unknown_error if is_change else unavailable_error)(url, doing, repr(error)) from error
+                raise (unknown_error if is_change else unreached_error)(url, doing, repr(error)) from error
             finally:
                 connection.close()
             if answer.status in (200, 201, 307):
@@ -152,8 +156,8 @@ class WebHdfs:
                 return answer.status, body, answer.headers.get("Location")
             if _exception(body) not in _STANDBY:
                 raise answer_error(answer.status, body, url, doing, is_change=is_change)
-            last = unavailable_error(url, doing, f"{endpoint} is on standby")
-        raise last or unavailable_error(url, doing, "there is no name node")
+            said.append(f"{endpoint} is on standby")
+        raise made(url, doing, "; ".join(said) or "there is no name node")
 
     def _prefer(self, endpoint: str) -> None:
         """Ask the one that answered first from now on."""

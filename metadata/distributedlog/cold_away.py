@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from metadata.distributedlog.cold_units import NAMESPACE
-from metadata.foundation.errors import CorruptDataError, NodeExistsError, NoNodeError
+from metadata.foundation.errors import NodeExistsError, NoNodeError
 from metadata.retry import repeat
 from metadata.store import ANY_VERSION, MetadataStore, join
+
+_log = logging.getLogger(__name__)
 
 AWAY: Final = "away"
 VERSION: Final = 1
@@ -32,13 +35,13 @@ class AwayNote:
     Args:
         worker: the mover, for people.
         root: the address that those of all files there begin with.
-        endpoint: which server has it; None where the address says so.
+        options: what the place is opened with, as the logs have it that name it.
         since_ms: when the mover found that first, milliseconds since the epoch.
     """
 
     worker: str
     root: str
-    endpoint: str | None
+    options: Mapping[str, str]
     since_ms: int
 
 
@@ -54,7 +57,8 @@ class AwayNotes:
         self._store = store
         self._folder = join(namespace_path, NAMESPACE, AWAY)
         self._mover = uuid.uuid4().hex[:16]
-        self._told: tuple[str, bytes] | None = None
+        self._told: tuple[str, bytes | None] | None = None
+        """The znode that may be there, and what it holds; None where that is not known."""
 
     async def tell(self, notes: Sequence[AwayNote]) -> None:
         """Have these be all that this mover notes; nothing is asked where they are already. The namespace has its cold
@@ -65,11 +69,15 @@ class AwayNotes:
         path = join(self._folder, f"{self._store.session_id:x}-{self._mover}")
         if (path, data) == self._told or (not data and self._told is None):
             return
+        # Each change is in doubt until its answer is there: it may have been made though it failed here, and a note
+        # that nobody takes back would say for as long as the session lives what is no longer so.
         former = self._told[0] if self._told is not None else path
         if former != path or not data:
+            self._told = (former, None)
             await repeat(self._store, lambda: self._delete(former))
             self._told = None
         if data:
+            self._told = (path, None)
             await repeat(self._store, lambda: self._put(path, data))
             self._told = (path, data)
 
@@ -95,7 +103,8 @@ class AwayNotes:
             await self._store.put(path, data, ANY_VERSION)  # by our own first try, whose answer was lost
 
     async def all(self) -> list[AwayNote]:
-        """Return what all movers note. Raises CorruptDataError."""
+        """Return what all movers note. What is no note that this dlspark knows is passed over: it is for people, and
+        keeps nobody from the rest."""
         try:
             names, _ = await repeat(self._store, lambda: self._store.children(self._folder))
         except NoNodeError:
@@ -116,7 +125,7 @@ def _encoded(notes: Sequence[AwayNote]) -> bytes:
         {
             "worker": one.worker,
             "root": one.root,
-            **({} if one.endpoint is None else {"endpoint": one.endpoint}),
+            "options": dict(one.options),
             "since": one.since_ms,
         }
         for one in notes
@@ -128,19 +137,16 @@ def _decoded_notes(data: bytes, path: str) -> list[AwayNote]:
     try:
         fields = json.loads(data)
         if fields["v"] != VERSION:
-            raise ValueError
+            raise ValueError("another version")
         return [
             AwayNote(
                 str(one["worker"]),
                 str(one["root"]),
-                None if one.get("endpoint") is None else str(one["endpoint"]),
+                {str(name): str(value) for name, value in one["options"].items()},
                 int(one["since"]),
             )
             for one in fields["places"]
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptDataError(
-            f"it notes no places that this dlspark knows: {bytes(data[:120])!r}",
-            path=path,
-            advice="Was it written by a newer dlspark? Use that one",
-        ) from error
+        _log.info("%s notes no places that this dlspark knows, and is passed over (%r): %r", path, error, data[:120])
+        return []

@@ -96,6 +96,7 @@ CODES = {
     "SqlTextError": 500,
     "StoreRefusedError": 500,
     "StoreUnavailableError": 500,
+    "StoreUnreachedError": 500,
     "StreamNotReadyError": 518,
     "StreamUnavailableError": 515,
     "TooManyProducersError": 517,

@@ -21,6 +21,7 @@ from dlspark.objects.errors import (
     ObjectStoreError,
     StoreRefusedError,
     StoreUnavailableError,
+    StoreUnreachedError,
 )
 from dlspark.objects.local import LocalStore
 from dlspark.objects.opened_store import ReadPolicy
@@ -94,6 +95,7 @@ async def test_everything_is_synced_before_a_commit_returns_in_the_order_that_a_
         ("write", errno.ENOSPC, StoreRefusedError),
         ("write", errno.EDQUOT, StoreRefusedError),
         ("write", errno.EIO, StoreUnavailableError),
+        ("write", errno.ENOTCONN, StoreUnreachedError),
         ("fdatasync", errno.EIO, StoreUnavailableError),
         ("fdatasync", errno.ENOSPC, StoreRefusedError),
         ("link", errno.EIO, StoreUnavailableError),

@@ -17,6 +17,7 @@ from dlspark.objects.errors import (
     ObjectStoreError,
     StoreRefusedError,
     StoreUnavailableError,
+    StoreUnreachedError,
 )
 from dlspark.objects.opened_store import ReadPolicy
 from dlspark.objects.opening import open_store
@@ -110,6 +111,53 @@ def test_what_an_answer_says_of_a_change(status: int, code: str, doing: str, kin
 def test_a_read_is_only_ever_unavailable_or_refused() -> None:
     assert type(_answer_error(503, "SlowDown", URL, "list uploads", Exception(), True)) is StoreUnavailableError
     assert type(_answer_error(403, "AccessDenied", URL, "list uploads", Exception(), True)) is StoreRefusedError
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Error performing GET http://h/b/k in 1ms - HTTP error: error sending request", StoreUnreachedError),
+        (
+            "Error performing GET http://h/b/k in 1ms - Server returned error response: status code: 503",
+            StoreUnavailableError,
+        ),
+        ("HTTP error: request or response body error", StoreUnavailableError),
+    ],
+)
+def test_only_a_read_without_an_answer_has_not_reached_the_store(said: str, kind: type[ObjectStoreError]) -> None:
+    assert type(_read_error(URL, "return bytes of an object", Exception(said))) is kind
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "of_a_read", "of_a_change"),
+    [
+        ("EndpointConnectionError", {"endpoint_url": URL}, StoreUnreachedError, StoreUnreachedError),
+        ("ConnectTimeoutError", {"endpoint_url": URL}, StoreUnreachedError, StoreUnreachedError),
+        ("ReadTimeoutError", {"endpoint_url": URL}, StoreUnreachedError, ObjectOutcomeUnknownError),
+        ("SSLError", {"endpoint_url": URL, "error": "x"}, StoreUnreachedError, ObjectOutcomeUnknownError),
+        (
+            "IncompleteReadError",
+            {"actual_bytes": 1, "expected_bytes": 2},
+            StoreUnavailableError,
+            ObjectOutcomeUnknownError,
+        ),
+    ],
+)
+async def test_what_no_answer_says_of_a_store(
+    error: str, said: dict[str, Any], of_a_read: type[ObjectStoreError], of_a_change: type[ObjectStoreError]
+) -> None:
+    from botocore import exceptions
+
+    changes = S3Changes("bucket", S3Options())
+
+    def call() -> None:
+        raise getattr(exceptions, error)(**said)
+
+    for is_read, kind in ((True, of_a_read), (False, of_a_change)):
+        with pytest.raises(ObjectStoreError) as caught:
+            changes._request(call, URL, "list uploads", False, is_read)
+        assert type(caught.value) is kind
+    changes.close()
 
 
 @pytest.mark.parametrize(

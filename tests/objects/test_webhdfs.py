@@ -19,6 +19,7 @@ from dlspark.objects.errors import (
     ObjectStoreError,
     StoreRefusedError,
     StoreUnavailableError,
+    StoreUnreachedError,
 )
 from dlspark.objects.webhdfs import WebHdfs, answer_error, parse_endpoints
 
@@ -102,8 +103,12 @@ def test_a_name_node_that_is_gone_or_on_standby_leaves_the_next_one_to_do_it() -
         assert got == ["/webhdfs/v1/a%20b?op=DELETE&recursive=false&user.name=me"]
         hdfs.ask("DELETE", "/b", "DELETE", URL, "delete", is_change=True)
         assert (len(asked), len(got)) == (1, 2), "the one that answered is asked first from then on"
-        with pytest.raises(StoreUnavailableError, match="standby"):
-            WebHdfs([GONE, standby]).ask("GET", "/a", "GETFILESTATUS", URL, "tell")
+        for names in ([GONE, standby], [standby, GONE]):
+            with pytest.raises(StoreUnreachedError, match="standby"):
+                WebHdfs(names).ask("GET", "/a", "GETFILESTATUS", URL, "tell")
+        with pytest.raises(StoreUnavailableError, match="standby") as caught:
+            WebHdfs([standby]).ask("GET", "/a", "GETFILESTATUS", URL, "tell")
+        assert type(caught.value) is StoreUnavailableError, "it has answered"
 
 
 def test_an_answer_that_makes_no_sense_leaves_a_change_open() -> None:

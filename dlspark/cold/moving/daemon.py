@@ -30,6 +30,7 @@ from dlspark.cold.moving.sweeping import sweep_deleted_log, sweep_log
 from dlspark.core.log import AsyncLog
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.settings.cold_mirrors import noted_options
 from dlspark.core.write_lock import default_client_id
 from metadata.distributedlog.cold_away import AwayNote
 from metadata.distributedlog.cold_store import ColdStore
@@ -305,12 +306,13 @@ class MoverDaemon:
                 _log.warning("log %s: %s", log.name, done.failure, extra=about(log=log.name))
             self._unfilled[log.name] = done.failure
 
-        await self._each(sorted(self._mirrored), fill, "its mirrors could not be filled")
+        await self._each(self._in_turn(self._mirrored), fill, "its mirrors could not be filled")
         return more
 
     async def _tell_away(self) -> None:
         """Note for people which mirrors are out of reach, and since when: `dlspark cold status` asks none of them."""
-        notes = [AwayNote(self._worker, one.root, one.endpoint, one.since_ms) for one in self.stores.put_off.away]
+        away = self.stores.put_off.away
+        notes = [AwayNote(self._worker, one.root, noted_options(one.options), one.since_ms) for one in away]
         try:
             if notes:
                 await self.cold.namespace_id()
@@ -331,6 +333,12 @@ class MoverDaemon:
                 _log.warning("lake table %s is not level: %s", report.table, report.error)
             for finding in report.findings:
                 _log.warning("lake table %s: %s", report.table, finding)
+
+    def _in_turn(self, names: Iterable[str]) -> list[str]:
+        # Another order each time: what the first one meets at a place is for a while said to all that follow it.
+        found = sorted(names)
+        self._rng.shuffle(found)
+        return found
 
     async def _each(self, names: Iterable[str], work: Callable[[AsyncLog], Awaitable[None]], failure: str) -> None:
         """Do some work for one log after the other. One that fails is told of as `failure`, and keeps no other from it;
@@ -374,7 +382,7 @@ class MoverDaemon:
 
     async def sweep(self) -> None:
         """Delete what nothing names, and what deleted logs have left."""
-        for name in list(self._tasks):
+        for name in self._in_turn(self._tasks):
             try:
                 async with await self._namespace.open_log(name) as log:
                     await sweep_log(self._services, self.cold, self.stores, name, log.settings)
@@ -385,7 +393,8 @@ class MoverDaemon:
             except DistributedLogError as error:
                 self._raise_if_closed(error)
                 _log.warning("log %s: its files could not be swept: %s", name, error, extra=about(log=name))
-        for deleted in await self.cold.deleted_logs():
+        deleted_logs = await self.cold.deleted_logs()
+        for deleted in self._rng.sample(deleted_logs, len(deleted_logs)):
             try:
                 await sweep_deleted_log(self._services, self.cold, self.stores, deleted)
             except InvariantViolation:

@@ -7,6 +7,10 @@ What can be put off goes by `MoverStores.put_off` (`PatientStores`): copies in m
 place that is out of reach costs one request its time-outs there; for `AWAY_S` from then on the others are told so at
 once, whatever log they are for, so that it keeps neither movers nor other mirrors waiting. Nothing counts as done by
 that: the error is the one of a store that is away, the same for all of them, with the moment and the first cause.
+
+Only what does not reach a store (`StoreUnreachedError`) is that: any other error is one of an object, a request or
+what its log has set, and keeps no other log from the place. A place is its root with its options: what one log has set
+wrongly is no other log's.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from datetime import datetime, timezone
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 from dlspark.objects.addresses import OBJECT_SUFFIX, root_of
-from dlspark.objects.errors import ObjectOutcomeUnknownError, ObjectStoreError, StoreUnavailableError
+from dlspark.objects.errors import ObjectOutcomeUnknownError, ObjectStoreError, StoreUnreachedError
 from dlspark.objects.opening import open_store
 from dlspark.objects.store import ObjectInfo, ObjectStore, ObjectWriter, OpenUpload
 from metadata.distributedlog.cold_places import ColdFile
@@ -97,14 +101,14 @@ class AwayPlace:
 
     Args:
         root: its address.
-        endpoint: which server has it; None where its address says so.
+        options: what it is opened with.
         since_ms: when that was found first, milliseconds since the epoch.
         said: what the request was told that found it.
         again_s: when it is asked again, by the clock's elapsed seconds.
     """
 
     root: str
-    endpoint: str | None
+    options: Mapping[str, str]
     since_ms: int
     said: str
     again_s: float
@@ -115,9 +119,9 @@ class AwayPlace:
         return datetime.fromtimestamp(self.since_ms / 1000, timezone.utc).isoformat(timespec="seconds")
 
 
-def _away_error(away: AwayPlace) -> StoreUnavailableError:
+def _away_error(away: AwayPlace) -> StoreUnreachedError:
     # In the same words whether it was asked just now or not: who repeats what fails sees that it is one absence.
-    return StoreUnavailableError(
+    return StoreUnreachedError(
         f"The place has been out of reach since {away.since}: {away.said}",
         path=away.root,
         advice=f"It is asked every {AWAY_S:g} s, and what was put off is done once it answers",
@@ -126,7 +130,7 @@ def _away_error(away: AwayPlace) -> StoreUnavailableError:
 
 class PatientStores:
     """How are places asked for what can be put off? One that was out of reach a moment ago is not asked again, and the
-    caller is told at once: StoreUnavailableError, as by the store itself.
+    caller is told at once: StoreUnreachedError, as by the store itself.
 
     Args:
         stores: of the mover.
@@ -136,7 +140,7 @@ class PatientStores:
     def __init__(self, stores: MoverStores, clock: Clock) -> None:
         self._stores = stores
         self._clock = clock
-        self._away: dict[tuple[str, str | None], AwayPlace] = {}
+        self._away: dict[Place, AwayPlace] = {}
 
     @property
     def owned_until_s(self) -> dict[Place, float]:
@@ -151,34 +155,40 @@ class PatientStores:
     def at(self, address: str, options: Mapping[str, str]) -> ObjectStore:
         """Return the store of a root, or of an object, with these options. Raises ObjectAddressError,
         MissingExtraError."""
-        return _StoreUnlessAway(self, root_of(address).url, options.get("endpoint"), self._stores.at(address, options))
+        return _StoreUnlessAway(self, place_of(root_of(address).url, options), self._stores.at(address, options))
 
-    def check(self, root: str, endpoint: str | None) -> None:
-        """Raise StoreUnavailableError where a place is not to be asked now."""
-        away = self._away.get((root, endpoint))
-        if away is None:
-            return
-        now_s = self._clock.elapsed_s()
-        if now_s < away.again_s:
+    def check(self, place: Place) -> None:
+        """Raise StoreUnreachedError where a place is not to be asked now."""
+        away = self._away.get(place)
+        if away is not None and self._clock.elapsed_s() < away.again_s:
             raise _away_error(away)
-        # This request finds out whether it is back; the others do not wait for time-outs beside it.
-        away.again_s = now_s + AWAY_S
 
-    def answered(self, root: str, endpoint: str | None) -> None:
-        """Note that a place can be reached."""
-        away = self._away.pop((root, endpoint), None)
+    def begin(self, place: Place) -> None:
+        """Raise StoreUnreachedError where a place is not to be asked now; else the caller asks it at once."""
+        self.check(place)
+        away = self._away.get(place)
         if away is not None:
-            _log.info("%s, which had been out of reach since %s, is back: what was put off is done", root, away.since)
+            # This request finds out whether it is back; the others do not wait for time-outs beside it.
+            away.again_s = self._clock.elapsed_s() + AWAY_S
 
-    def failed(self, root: str, endpoint: str | None, error: StoreUnavailableError) -> StoreUnavailableError:
+    def answered(self, place: Place) -> None:
+        """Note that a place can be reached."""
+        away = self._away.pop(place, None)
+        if away is not None:
+            _log.info(
+                "%s, which had been out of reach since %s, is back: what was put off is done", place[0], away.since
+            )
+
+    def failed(self, place: Place, error: StoreUnreachedError) -> StoreUnreachedError:
         """Note that a place could not be reached, and tell of it once; return what is to be raised."""
         again_s = self._clock.elapsed_s() + AWAY_S
-        away = self._away.get((root, endpoint))
+        away = self._away.get(place)
         if away is not None:
             away.again_s = again_s
             return _away_error(away)
-        away = AwayPlace(root, endpoint, self._clock.now_ms(), error.message, again_s)
-        self._away[root, endpoint] = away
+        root, options = place
+        away = AwayPlace(root, dict(options), self._clock.now_ms(), error.message, again_s)
+        self._away[place] = away
         _log.warning(
             "%s is out of reach since %s: copies and deletions there are put off, and it is asked every %g s: %s",
             root,
@@ -188,28 +198,33 @@ class PatientStores:
         )
         return _away_error(away)
 
-    async def ask(self, root: str, endpoint: str | None, request: Callable[[], Awaitable[T]]) -> T:
+    async def ask(self, place: Place, request: Callable[[], Awaitable[T]]) -> T:
         """Return what a request gives, unless the place is away; note what it says of the place."""
-        self.check(root, endpoint)
+        self.begin(place)
+        return await self.noted(place, request)
+
+    async def noted(self, place: Place, request: Callable[[], Awaitable[T]]) -> T:
+        """Return what a request gives, also where the place is away; note what it says of the place."""
         try:
             found = await request()
-        except StoreUnavailableError as error:
-            raise self.failed(root, endpoint, error) from error
+        except StoreUnreachedError as error:
+            raise self.failed(place, error) from error
         except ObjectOutcomeUnknownError:
             raise  # whether it can be reached is as unknown: the next request will tell
         except ObjectStoreError:
-            self.answered(root, endpoint)
+            # It says no, or that it cannot just now, or not with this object: others are to ask it as before.
+            self.answered(place)
             raise
-        self.answered(root, endpoint)
+        self.answered(place)
         return found
 
 
 class _StoreUnlessAway:
     """A store that says at once that it is away, where it was so a moment ago."""
 
-    def __init__(self, patient: PatientStores, root: str, endpoint: str | None, store: ObjectStore) -> None:
+    def __init__(self, patient: PatientStores, place: Place, store: ObjectStore) -> None:
         self._patient = patient
-        self._at = (root, endpoint)
+        self._at = place
         self._store = store
 
     @property
@@ -217,33 +232,34 @@ class _StoreUnlessAway:
         return self._store.root
 
     async def create(self, url: str) -> ObjectWriter:
-        self._patient.check(*self._at)
+        # Not as the one request that finds out: at some stores nothing is asked by this, and the bytes that follow do.
+        self._patient.check(self._at)
         try:
             out = await self._store.create(url)
-        except StoreUnavailableError as error:
-            raise self._patient.failed(*self._at, error) from error
+        except StoreUnreachedError as error:
+            raise self._patient.failed(self._at, error) from error
         # Nothing may have been asked of the place yet, so that this is no answer of it.
         return _WriterUnlessAway(self._patient, self._at, out)
 
     async def head(self, url: str) -> ObjectInfo:
-        return await self._patient.ask(*self._at, lambda: self._store.head(url))
+        return await self._patient.ask(self._at, lambda: self._store.head(url))
 
     async def read(self, url: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        return await self._patient.ask(*self._at, lambda: self._store.read(url, ranges))
+        return await self._patient.ask(self._at, lambda: self._store.read(url, ranges))
 
     async def delete(self, url: str) -> None:
-        await self._patient.ask(*self._at, lambda: self._store.delete(url))
+        await self._patient.ask(self._at, lambda: self._store.delete(url))
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        for one in await self._patient.ask(*self._at, lambda: _all(self._store.list(prefix))):
+        for one in await self._patient.ask(self._at, lambda: _all(self._store.list(prefix))):
             yield one
 
     async def uploads(self, prefix: str) -> AsyncIterator[OpenUpload]:
-        for one in await self._patient.ask(*self._at, lambda: _all(self._store.uploads(prefix))):
+        for one in await self._patient.ask(self._at, lambda: _all(self._store.uploads(prefix))):
             yield one
 
     async def abort_upload(self, upload: OpenUpload) -> None:
-        await self._patient.ask(*self._at, lambda: self._store.abort_upload(upload))
+        await self._patient.ask(self._at, lambda: self._store.abort_upload(upload))
 
     async def close(self) -> None:
         """Leave it open: it is the mover's."""
@@ -252,7 +268,7 @@ class _StoreUnlessAway:
 class _WriterUnlessAway:
     """An object that is being written at such a store."""
 
-    def __init__(self, patient: PatientStores, at: tuple[str, str | None], out: ObjectWriter) -> None:
+    def __init__(self, patient: PatientStores, at: Place, out: ObjectWriter) -> None:
         self._patient = patient
         self._at = at
         self._out = out
@@ -260,11 +276,12 @@ class _WriterUnlessAway:
     async def write(self, data: bytes | memoryview) -> None:
         try:
             await self._out.write(data)
-        except StoreUnavailableError as error:
-            raise self._patient.failed(*self._at, error) from error
+        except StoreUnreachedError as error:
+            raise self._patient.failed(self._at, error) from error
 
     async def commit(self) -> None:
-        await self._patient.ask(*self._at, self._out.commit)
+        # Whatever another request has found meanwhile: all bytes are there, and would have to go once more.
+        await self._patient.noted(self._at, self._out.commit)
 
     async def abort(self) -> None:
         await self._out.abort()

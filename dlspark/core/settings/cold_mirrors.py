@@ -45,8 +45,12 @@ class MirrorPlace:
     @property
     def noted(self) -> ColdMirror:
         """The mirror as it is recorded beside a log."""
-        options = {key: value for key, value in self.write_options.items() if key not in _OF_WRITERS}
-        return ColdMirror(self.region, self.root, options)
+        return ColdMirror(self.region, self.root, noted_options(self.write_options))
+
+
+def noted_options(write_options: Mapping[str, str]) -> dict[str, str]:
+    """Return those of a writer's options that are recorded beside a log: what readers need."""
+    return {key: value for key, value in write_options.items() if key not in _OF_WRITERS}
 
 
 def parse_mirrors(text: str) -> tuple[MirrorPlace, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 import pytest_asyncio
 from helpers.cold.mirrored_world import ASIA, US, MirroredWorld, moved, no_pause
-from helpers.cold.moving_world import ROOT
+from helpers.cold.moving_world import AT_ONCE, ROOT
 from helpers.cold.places import put
 
 from dlspark.cli.cold import _mirror_lines, _mirrors, _verify_log
@@ -15,7 +16,8 @@ from dlspark.cold.moving.daemon import MoverDaemon
 from dlspark.cold.moving.mirroring import LogMirrors
 from dlspark.cold.moving.sweeping import sweep_deleted_log
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.objects.errors import ObjectNotFoundError, StoreUnavailableError
+from dlspark.objects.errors import ObjectNotFoundError, StoreUnavailableError, StoreUnreachedError
+from dlspark.objects.memory_faults import ObjectFault, StoreCall
 from metadata.distributedlog.cold_store import ColdStore
 from metadata.foundation import fault_points
 
@@ -101,7 +103,7 @@ async def test_a_mirror_that_goes_while_it_is_written_to_is_noted_as_well(world)
 
 
 def gone(*_arguments):
-    raise StoreUnavailableError("gone")
+    raise StoreUnreachedError("gone")
 
 
 async def test_one_request_finds_out_whether_a_place_is_back_and_the_others_do_not_wait_for_it(world):
@@ -131,8 +133,94 @@ async def test_two_servers_of_one_address_are_two_places(world):
     world.away.clear()
     with pytest.raises(ObjectNotFoundError):
         await stores.put_off.at(US, {"endpoint": "http://two"}).head(f"{US}/a")
-    with pytest.raises(StoreUnavailableError, match="out of reach since"):
+    with pytest.raises(ObjectNotFoundError):
         await stores.put_off.at(US, {"endpoint": "http://one", "region": "r"}).head(f"{US}/a")
+    with pytest.raises(StoreUnreachedError, match="out of reach since"):
+        await stores.put_off.at(US, {"endpoint": "http://one"}).head(f"{US}/a")
+
+
+async def test_an_error_of_one_object_keeps_nobody_from_the_place(world):
+    """A 503 for one folder is an answer: the others are asked, and one that had been away is back by it."""
+    stores = world.stores()
+    store = stores.put_off.at(US, {})
+    faults = world.buckets[US].faults
+    faults.order(StoreCall.HEAD, *[ObjectFault.REFUSED] * AT_ONCE.attempts)
+    with pytest.raises(StoreUnavailableError, match="503 SlowDown"):
+        await store.head(f"{US}/a")
+    assert stores.put_off.away == []
+    await put(store, f"{US}/b", b"data")
+    assert (await store.head(f"{US}/b")).bytes == 4
+    faults.order(StoreCall.HEAD, *[ObjectFault.CUT] * AT_ONCE.attempts)
+    with pytest.raises(StoreUnreachedError, match="out of reach since"):
+        await store.head(f"{US}/a")
+    assert len(stores.put_off.away) == 1
+    world.clock.moment_ms += 60_000
+    faults.order(StoreCall.HEAD, *[ObjectFault.REFUSED] * AT_ONCE.attempts)
+    with pytest.raises(StoreUnavailableError, match="503 SlowDown"):
+        await store.head(f"{US}/a")
+    assert stores.put_off.away == []
+
+
+async def test_a_mirror_that_refuses_the_files_of_one_log_gets_those_of_the_others(world):
+    for name in LOGS:
+        namespace, _ = await moved(world, log=name)
+    stores, bucket = world.stores(), world.buckets[US]
+    complete = bucket.complete
+    refused_folder = (await world.units(namespace, "flights"))[0].file.url.split("/")[-2]
+
+    def completed(upload_id, url, *rest):
+        if refused_folder in url:
+            raise StoreUnavailableError("500 InternalError")
+        complete(upload_id, url, *rest)
+
+    bucket.complete = completed
+    done = {name: await world.mirror(namespace, name, stores) for name in sorted(LOGS)}
+    assert {name: len(one.copied) for name, one in done.items()} == {"flights": 4, "log": 8, "orders": 8}
+    assert stores.put_off.away == []
+
+
+async def test_an_object_whose_bytes_are_there_is_made_whatever_others_have_met_meanwhile(world):
+    stores = world.stores()
+    store = stores.put_off.at(US, {})
+    out = await store.create(f"{US}/a")
+    await out.write(b"x" * 5_000)
+    world.away.add(US)
+    with pytest.raises(StoreUnreachedError):
+        await store.head(f"{US}/b")
+    world.away.clear()
+    await out.commit()
+    assert world.buckets[US].objects == {f"{US}/a": b"x" * 5_000}
+    assert stores.put_off.away == [], "it has answered"
+
+
+async def test_a_copy_may_be_what_finds_out_that_a_place_is_back(world):
+    stores = world.stores()
+    store = stores.put_off.at(US, {})
+    world.away.add(US)
+    with pytest.raises(StoreUnreachedError):
+        await store.head(f"{US}/a")
+    with pytest.raises(StoreUnreachedError):
+        await store.create(f"{US}/a")
+    assert world.missed[US] == 1
+    world.away.clear()
+    world.clock.moment_ms += 60_000
+    await put(store, f"{US}/a", b"data")
+    assert stores.put_off.away == []
+
+
+async def test_it_is_not_always_the_same_log_that_asks_first(world):
+    for name in LOGS:
+        namespace, _ = await moved(world, log=name)
+    moving = MoverDaemon(namespace, stores=world.stores(), rng=random.Random(3))
+    moving._mirrored.update(LOGS)
+    assert {moving._in_turn(moving._mirrored)[0] for _ in range(20)} == set(LOGS)
+    asked = []
+
+    async def look(log):
+        asked.append(log.name)
+
+    await moving._each(moving._in_turn(LOGS), look, "could not be looked at")
+    assert sorted(asked) == sorted(LOGS)
 
 
 async def test_the_files_own_place_is_asked_with_each_pass(world):

@@ -15,7 +15,7 @@ from dlspark.cold.moving.sweeping import Swept, sweep_log
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.objects.addresses import root_of
-from dlspark.objects.errors import StoreUnavailableError
+from dlspark.objects.errors import StoreUnreachedError
 from dlspark.objects.memory import MemoryBucket, MemoryObjectStore
 from dlspark.objects.memory_faults import ObjectFaults
 from dlspark.objects.store import ObjectStore
@@ -53,7 +53,7 @@ class MirroredWorld(MovingWorld):
     def _check_there(self, base: str) -> None:
         if base in self.away:
             self.missed[base] += 1
-            raise StoreUnavailableError("out of reach", path=base)
+            raise StoreUnreachedError("out of reach", path=base)
 
     def _reachable(self, base: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def asked(*arguments: Any) -> Any:

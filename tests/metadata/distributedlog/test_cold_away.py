@@ -6,12 +6,12 @@ import pytest
 from helpers.waiting import until
 
 from metadata.distributedlog.cold_away import AwayNote, AwayNotes
-from metadata.foundation.errors import CorruptDataError
+from metadata.foundation.errors import DistributedLogError
 from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 FOLDER = "/ns/.dlspark-cold/away"
-US = AwayNote("mover-a", "s3://us/dl", None, 1_764_300_000_000)
-ASIA = AwayNote("mover-a", "hdfs://nn:9000/dl", "http://nn:9870", 1_764_300_000_001)
+US = AwayNote("mover-a", "s3://us/dl", {}, 1_764_300_000_000)
+ASIA = AwayNote("mover-a", "hdfs://nn:9000/dl", {"endpoint": "http://nn:9870"}, 1_764_300_000_001)
 
 
 async def opened():
@@ -81,9 +81,64 @@ async def test_an_answer_that_is_lost_makes_no_second_note(fault):
     assert {operation for operation, _ in met} == {"create", "put", "delete"}
 
 
-async def test_a_note_that_is_none_is_said_to_be_none():
+def losing(operation):
+    """Return what loses each answer for a note from the first request of a kind on, so that whoever asks gives up."""
+    seen = []
+
+    def inject(_session, asked, path):
+        if path.startswith(f"{FOLDER}/"):
+            seen.append(asked)
+        return Fault.LOSE_REPLY if operation in seen and path.startswith(f"{FOLDER}/") else None
+
+    return inject
+
+
+@pytest.mark.parametrize("operation", ["create", "put"])
+async def test_a_note_whose_writing_was_not_confirmed_is_taken_back_when_the_place_is_reached_again(operation):
+    tree, store, notes = await opened()
+    if operation == "put":
+        await notes.tell([ASIA])
+    tree.inject = losing(operation)
+    with pytest.raises(DistributedLogError):
+        await notes.tell([US])
+    tree.inject = None
+    assert await notes.all() == [US], "it was written for all that"
+    await notes.tell([])
+    assert await notes.all() == []
+    assert (await store.children(FOLDER))[0] == []
+
+
+async def test_a_note_whose_deletion_was_not_confirmed_is_made_again_when_the_place_goes_again():
+    tree, _, notes = await opened()
+    await notes.tell([US])
+    tree.inject = losing("delete")
+    with pytest.raises(DistributedLogError):
+        await notes.tell([])
+    tree.inject = None
+    await notes.tell([US])
+    assert await notes.all() == [US]
+
+
+async def test_a_doubtful_note_of_an_ended_session_is_not_left_beside_that_of_the_next_one():
+    tree, store, notes = await opened()
+    tree.inject = losing("create")
+    with pytest.raises(DistributedLogError):
+        await notes.tell([US])
+    tree.inject = None
+    before = store.session_id
+    tree.expire(before)
+    await until(lambda: store.session_id != before, "a new session")
+    await notes.tell([ASIA])
+    assert await notes.all() == [ASIA]
+    await notes.tell([])
+    assert (await store.children(FOLDER))[0] == []
+
+
+@pytest.mark.parametrize("data", [b'{"v":2,"places":7}', b"\xff", b'{"v":1,"places":[{}]}', b"[]"])
+async def test_a_note_that_this_dlspark_does_not_know_is_passed_over(data, caplog):
+    caplog.set_level("INFO", "metadata.distributedlog.cold_away")
     _, store, notes = await opened()
-    await store.create(FOLDER)
-    await store.create(f"{FOLDER}/x", b'{"v":2}')
-    with pytest.raises(CorruptDataError, match="notes no places"):
-        await notes.all()
+    await notes.tell([US])
+    await store.create(f"{FOLDER}/x", data)
+    assert await notes.all() == [US]
+    assert f"{FOLDER}/x notes no places that this dlspark knows" in caplog.text
