@@ -133,8 +133,11 @@ class _Done:
         """Records that were given to the writer."""
         self.pending: deque[tuple[int, PendingWrite[tuple[WrittenEntry, ...]]]] = deque()
         """The blocks of them that wait for their acknowledgement."""
+        self._unbroken = True
+        """Whether each block up to now was acknowledged, or may yet turn out to be stored."""
         self._refused = 0
-        """Records that nothing was sent of: for certain not in the log."""
+        """Records of the blocks that nothing was sent of, behind which no other block has its outcome: for certain not
+        in the log."""
         self.said = False
         """True once the end was said."""
         self._progress = progress
@@ -150,15 +153,33 @@ class _Done:
     def settle(self, most: int) -> None:
         """Count what is acknowledged, until at most so many blocks wait. Raises the error of one that is not."""
         while self.pending and (self.pending[0][1].done() or len(self.pending) > most):
-            records, written = self.pending.popleft()
+            records, written = self.pending[0]
             try:
                 end = written.result()[-1]
-            except (CallerError, NotAppliedError):
-                # By these errors, and no others, the writer says that no byte of a block went to a storage node.
-                self._refused += records
+            except DistributedLogError:
+                # Perhaps not the block's own: of one without an outcome, `result` sends first what is buffered.
+                if written.done():
+                    self._unbroken = False
+                    self._refused = self._refused_behind(records, written)
+                    self.pending.popleft()
                 raise
-            if end.dlsn != DLSN.INVALID:  # else it was taken, and is not stored yet: `_show` counts it
+            # A writer that begins a new segment after an error acknowledges blocks behind one that is lacking. Neither
+            # is that one "the next" to write again then, nor are they among the first so many that are in the log.
+            self._refused = 0
+            if self._unbroken and end.dlsn != DLSN.INVALID:  # else it was taken, and is not stored yet: see `stored`
                 self.add(records, end.dlsn._replace(slot_id=end.dlsn.slot_id + end.record_count - 1))
+            # Only now: the handler of a signal, which may run at any of these lines, takes no block for the last one
+            # while others wait.
+            self.pending.popleft()
+
+    def stored(self) -> None:
+        """Count everything that was sent, all blocks of which have their outcome, as a commit has stored it too."""
+        if self._unbroken and self.records != self.sent:
+            self.add(self.sent - self.records, None)
+
+    def _refused_behind(self, records: int, written: PendingWrite[tuple[WrittenEntry, ...]]) -> int:
+        """Return how many records nothing was sent of, at the unbroken end, with one block more."""
+        return self._refused + records if _is_refused(written) else 0
 
     def shown(self) -> None:
         """Report: readers see all of them."""
@@ -172,25 +193,27 @@ class _Done:
     def say(self, more: str = "") -> None:
         """Say how it ended. Called when the writer has ended, and each block has its outcome."""
         self.said = True
-        self._refused += sum(records for records, written in self.pending if _is_refused(written))
-        self._echo(self._text() + self._doubt() + more)
+        for records, written in self.pending:
+            self._refused = self._refused_behind(records, written)
+        self._echo(self._text() + self._doubt(self._refused) + more)
 
     def say_at_once(self) -> None:
         """Say how it ended, unless that was said, from the handler of a signal: standard error may be in use."""
         if not self.said:
             with suppress(OSError):
-                os.write(2, f"{self._text()}{self._doubt()}\n".encode())
+                refused = 0 if self.pending else self._refused
+                os.write(2, f"{self._text()}{self._doubt(refused)}\n".encode())
 
-    def _doubt(self) -> str:
-        doubtful = self.sent - self.records - self._refused
+    def _doubt(self, refused: int) -> str:
+        doubtful = self.sent - self.records - refused
         parts: list[str] = []
         if doubtful:
             parts.append(
                 f"the next {counted(doubtful, 'record')} may be in it or not: look before you write them again"
             )
-        if self._refused:
-            refused = counted(self._refused, "record is", "records are")
-            parts.append(f"the {'last' if doubtful else 'next'} {refused} not in it: nothing of them was sent")
+        if refused:
+            what = counted(refused, "record is", "records are")
+            parts.append(f"the {'last' if doubtful else 'next'} {what} not in it: nothing of them was sent")
         return "".join(f"; {part}" for part in parts)
 
     def _text(self) -> str:
@@ -209,6 +232,7 @@ def _is_refused(written: PendingWrite[tuple[WrittenEntry, ...]]) -> bool:
         if written.done():
             written.result()
     except (CallerError, NotAppliedError):
+        # By these errors, and no others, the writer says that no byte of a block went to a storage node.
         return True
     except DistributedLogError:
         return False
@@ -318,8 +342,8 @@ class _Appending:
             ) from error
         else:
             self._visible = False
-            self._done.sent += len(ids)
             self._done.pending.append((len(ids), written))
+            self._done.sent += len(ids)
 
     def _show(self) -> None:
         """Write everything that was read, wait until it is stored, and let readers see it."""
@@ -328,9 +352,7 @@ class _Appending:
             return
         self._writer.commit()
         self._done.settle(0)
-        stored_late = self._done.sent - self._done.records
-        if stored_late:
-            self._done.add(stored_late, None)
+        self._done.stored()
         self._visible = True
         self._done.shown()
 

@@ -219,12 +219,11 @@ async def move(
 async def release(at: At, stream: Annotated[str, typer.Argument(help="The stream.")]) -> None:
     """Have the write proxy that owns a stream end its segment and give the log up, for a writer without proxies. The
     next write of a client makes a proxy own it again, unless another writer has it by then."""
-    from dlspark.serving.write_proxy.tier.administration import owner_of
     from dlspark.serving.write_proxy.tier.administration import release as release_stream
 
     async with write_tier(at) as (_, peers, members):
-        owner = await release_stream(peers, await owner_of(peers, members, stream), stream)
-    at.result({"stream": stream, "from": owner}, f"{owner} has given {stream} up")
+        owner = await release_stream(peers, members, stream)
+    at.result({"stream": stream, "from": owner}, f"{owner} has given {stream} up; no write proxy owns it now")
 
 
 @over_namespace

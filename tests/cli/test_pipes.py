@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeAlias
 
 import pytest
@@ -228,10 +229,14 @@ def test_only_what_is_certain_is_said_of_blocks_that_are_not_acknowledged(capsys
         future: concurrent.futures.Future[tuple[WrittenEntry, ...]] = concurrent.futures.Future()
         if isinstance(outcome, Exception):
             future.set_exception(outcome)
-        elif outcome is not None:
+        elif outcome is not None and not callable(outcome):
             future.set_result((WrittenEntry(DLSN(1, 0, 0), 5, 1, 1),))
-        return PendingWrite(None, future)  # type: ignore[arg-type]
+        return PendingWrite(SimpleNamespace(send=outcome), future)  # type: ignore[arg-type]
 
+    def send_fails() -> None:
+        raise WriteError("x")
+
+    in_doubt = "records may be in it or not: look before you write them again"
     for outcomes, text in (
         ([TransmitError("x")], "; the next 5 records may be in it or not: look before you write them again"),
         ([None], "; the next 5 records may be in it or not: look before you write them again"),
@@ -241,14 +246,28 @@ def test_only_what_is_certain_is_said_of_blocks_that_are_not_acknowledged(capsys
             "; the next 5 records may be in it or not: look before you write them again"
             "; the last 5 records are not in it: nothing of them was sent",
         ),
+        # A new segment may take what follows a block that was refused, or that is in doubt.
+        ([WriteError("x"), "stored"], f"; the next 10 {in_doubt}"),
+        ([TransmitError("x"), "stored", None], f"; the next 15 {in_doubt}"),
+        ([WriteError("x"), TransmitError("x")], f"; the next 10 {in_doubt}"),
+        (
+            [WriteError("x"), "stored", WriteError("x"), WriteError("x")],
+            f"; the next 10 {in_doubt}; the last 10 records are not in it: nothing of them was sent",
+        ),
+        # What was to be sent along with a block, and could not be, says nothing of that block.
+        ([send_fails], f"; the next 5 {in_doubt}"),
     ):
-        done = pipes._Done(False)
-        done.pending += [(5, block("stored")), *((5, block(one)) for one in outcomes)]
-        done.sent = 5 * len(done.pending)
-        with suppress(WriteError, TransmitError):
-            done.settle(len(done.pending))
-        done.say()
-        assert capsys.readouterr().err == f"5 records are in the log, the last one at 1:0:4{text}\n"
+        for failures in (1, 2):  # that are seen before the end
+            done = pipes._Done(False)
+            done.pending += [(5, block("stored")), *((5, block(one)) for one in outcomes)]
+            done.sent = 5 * len(done.pending)
+            for _ in range(failures):
+                with suppress(WriteError, TransmitError):
+                    done.settle(0 if send_fails in outcomes else len(done.pending))
+            if not done.pending:
+                done.stored()
+            done.say()
+            assert capsys.readouterr().err == f"5 records are in the log, the last one at 1:0:4{text}\n"
 
 
 def test_a_sealed_log_takes_nothing_and_that_is_said(cli_sandbox: Sandbox, write: Callable[..., Done]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 from metadata.bookkeeper.bookies import BookieAddress, UnknownBookieError
-from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.errors import CorruptDataError, DistributedLogError
 from metadata.foundation.pacing import run_in_slices
 from storage_node.client.placement.arranging import (
     Adherence,
@@ -132,10 +132,10 @@ class PlacementPolicy:
         """Return the candidates in stages: a bookie that failed a moment ago is taken only where the writer cannot do
         without.
         """
-        usable = await self._usable(wanted.bookies)
+        usable = await self._usable(wanted.bookies, restoring=wanted.restoring)
         return await self._candidates.stages(usable, self._pause_ms, failed_too=wanted.last_resort)
 
-    async def _usable(self, ensemble: Sequence[str] = ()) -> list[str]:
+    async def _usable(self, ensemble: Sequence[str] = (), *, restoring: bool = False) -> list[str]:
         return [address.bookie_id for address in await self._candidates.writable()]
 
     async def targets(self, usable: Collection[str]) -> list[str]:
@@ -241,6 +241,7 @@ class RackAwarePlacement(PlacementPolicy):
         self._settings = settings
         self._disallowed = disallowed
         self._said_racks = False
+        self._said_unreadable = False
 
     async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
         """Return an ensemble whose write sets each span the racks that the settings ask for. Where no arrangement does,
@@ -353,18 +354,44 @@ class RackAwarePlacement(PlacementPolicy):
 
     # ------------------------------------------------------------------------------------ inside
 
-    async def _usable(self, ensemble: Sequence[str] = ()) -> list[str]:
-        return await self._usable_of(await self._candidates.writable(), ensemble)
+    async def _usable(self, ensemble: Sequence[str] = (), *, restoring: bool = False) -> list[str]:
+        return await self._usable_of(await self._candidates.writable(), ensemble, restoring=restoring)
 
-    async def _usable_of(self, writable: Sequence[BookieAddress], ensemble: Sequence[str] = ()) -> list[str]:
+    async def _usable_of(
+        self, writable: Sequence[BookieAddress], ensemble: Sequence[str] = (), *, restoring: bool = False
+    ) -> list[str]:
         """Learn where the bookies are, and return the usable ones: those of regions that are allowed; under
         enforcement, those in a known rack."""
         await self.racks.see(writable, addresses_of(ensemble))
-        closed = await self._disallowed()
+        closed = await self._closed([*(address.bookie_id for address in writable), *ensemble], restoring)
         names = [a.bookie_id for a in writable if self.racks.region_of(a.bookie_id) not in closed]
         if not self._settings.enforces_racks:
             return names
         return [bookie for bookie in names if not is_default(self.racks.rack_of(bookie))]
+
+    async def _closed(self, bookies: Collection[str], restoring: bool) -> frozenset[str]:
+        """Return the regions that get no new copies. Raises what kept it from knowing.
+
+        Where what says so is damaged, or of a later release, no try will ever do better, and copies that were lost
+        would stay lost in a cluster that has no regions. Where the region of none of the bookies is known, none of them
+        could be left out for its region either: so lost copies are restored. A copy at a wrong place can be taken away
+        later; a second loss, of what was not restored, is for ever. Moves, and new ledgers, are not so urgent.
+        """
+        try:
+            closed = await self._disallowed()
+        except CorruptDataError as error:
+            if not restoring or any(self.racks.region_of(bookie) is not None for bookie in bookies):
+                raise
+            if not self._said_unreadable:
+                _LOG.warning(
+                    "lost copies are restored on any storage node, though it cannot be read which regions are "
+                    "disallowed: the region of none of them is known here. Nothing else is placed: %s",
+                    error,
+                )
+            self._said_unreadable = True
+            return frozenset()
+        self._said_unreadable = False
+        return closed
 
     def pick(self, wanted: PickReplacements, index: int, picked: Mapping[int, str], stages: Stages) -> str | None:
         """Return a bookie that costs the ensemble no rack, else one with which the rule is kept, else, without

@@ -260,7 +260,7 @@ class RegionAwarePlacement(PlacementPolicy):
         self._rules = rules
         return [a for a in writable if self.racks.region_of(a.bookie_id) not in rules.disallowed], rules
 
-    async def _usable(self, ensemble: Sequence[str] = ()) -> list[str]:
+    async def _usable(self, ensemble: Sequence[str] = (), *, restoring: bool = False) -> list[str]:
         allowed, rules = await self._allowed(ensemble)
         names = [address.bookie_id for address in allowed]
         return [b for b in names if not is_default(self.racks.rack_of(b))] if rules.enforce_racks else names

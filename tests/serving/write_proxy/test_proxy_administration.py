@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -24,6 +25,7 @@ from dlspark.serving.protocol.operations import (
     ProxyInfo,
     ProxyStatus,
     Refusal,
+    ReleaseStream,
     Request,
     StatusCode,
 )
@@ -33,6 +35,7 @@ from dlspark.serving.write_proxy.tier.administration import (
     member_named,
     move,
     owner_of,
+    release,
     run_balance,
     survey,
 )
@@ -53,6 +56,8 @@ class Tier:
         self.owners: dict[str, str] = {}
         self.status = ProxyStatus.WRITE_AND_ACCEPT
         self.stuck: set[str] = set()
+        self.released: Callable[[], None] = lambda: None
+        """Called when a stream was given up."""
 
     async def add(self, *streams: str) -> ProxyMember:
         shard = len(self.members)
@@ -79,6 +84,12 @@ class Tier:
             if request.stream in self.stuck:
                 return Refusal(StatusCode.STREAM_NOT_READY, "it is stuck")
             self.owners[request.stream] = request.target
+            return Done()
+        if isinstance(request, ReleaseStream):
+            # As the service has it: what is not served here is not here, whoever serves it.
+            if self.owners.get(request.stream) == own:
+                del self.owners[request.stream]
+                self.released()
             return Done()
         assert isinstance(request, AcceptStreams)
         self.status = ProxyStatus.WRITE_AND_ACCEPT if request.enabled else ProxyStatus.WRITE_ONLY
@@ -176,6 +187,40 @@ async def test_what_a_move_was_refused_with_is_raised() -> None:
         await move(tier.peers, first.location, "a", third.location)
     with pytest.raises(NotAppliedError, match="no write proxy says"):
         await owner_of(tier.peers, [], "a")
+    await tier.close()
+
+
+@virtual_time
+async def test_a_stream_counts_as_released_only_where_no_proxy_owns_it_any_more() -> None:
+    tier = Tier()
+    first, second = await tier.add("a"), await tier.add()
+    assert await release(tier.peers, tier.members, "a") == first.location
+    assert tier.owners == {}
+    with pytest.raises(NotAppliedError, match="no write proxy says"):
+        await release(tier.peers, tier.members, "a")
+
+    def move_after_survey(request: Request, _number: int) -> Answer:
+        answer = tier.answer(0, request, 0)
+        if isinstance(request, Handshake):
+            tier.owners = {"a": second.location}
+        return answer
+
+    # It moves between the question who owns it and the request: the first one serves it no more, and says "done".
+    tier.owners = {"a": first.location}
+    tier.services[0].answer = move_after_survey
+    tier.released = lambda: setattr(tier.services[0], "answer", partial(tier.answer, 0))
+    assert await release(tier.peers, tier.members, "a") == second.location
+    assert tier.owners == {}
+
+    tier.owners = {"a": first.location}
+    tier.released = lambda: tier.owners.update(a=second.location)  # a client writes on
+    with pytest.raises(NotAppliedError, match=f"not free: {re.escape(second.location)} owns it now"):
+        await release(tier.peers, tier.members, "a")
+
+    tier.owners = {"a": first.location}
+    tier.released = lambda: setattr(tier.services[1], "hold", True)
+    with pytest.raises(OutcomeUnknownError, match=f"do not answer: {re.escape(second.location)}"):
+        await release(tier.peers, tier.members, "a")
     await tier.close()
 
 

@@ -10,8 +10,16 @@ import pytest
 from helpers.spark.appends_world import LOG, QUERY, AppendsCluster, Driver, Strike, inline, rows_of
 from helpers.virtual_time import virtual_time
 
-from dlspark.spark.errors import BatchRefusedError, LogBusyError, ReplayDiffersError, TransactionOrderError
-from dlspark.spark.sink.append.appender import BatchToAppend
+from dlspark.core.writing.writer import AsyncLogWriter
+from dlspark.errors import WriterDeposedError
+from dlspark.spark.errors import (
+    BatchRefusedError,
+    LogBusyError,
+    PublishUnknownError,
+    ReplayDiffersError,
+    TransactionOrderError,
+)
+from dlspark.spark.sink.append.appender import AppendedLog, BatchToAppend
 from dlspark.spark.sink.append.owned_log import MAX_UNFOLDED, SILENT_S
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.inline_rows import no_rows
@@ -154,6 +162,30 @@ async def test_a_log_with_a_live_owner_fails_with_its_name_and_the_option(append
             await driver.append(0)
     assert await driver.append(0) is PUBLISHED
     await namespace.close()
+
+
+async def test_a_stored_batch_whose_writer_fails_before_it_is_visible_is_not_said_to_be_missing(
+    appends_cluster: AppendsCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = await appends_cluster.driver()
+    await driver.append(0)
+    commit = AsyncLogWriter.commit
+
+    async def commit_deposed(writer: AsyncLogWriter) -> int:
+        writer._issuer.fail(WriterDeposedError("another owner has the log"))
+        return await commit(writer)
+
+    async def open_busy(log: str) -> AppendedLog:
+        raise OwnershipAcquireFailedError("another", path="lock", log=log)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AsyncLogWriter, "commit", commit_deposed)
+        patched.setattr(driver.appender, "_open_log", open_busy)
+        with pytest.raises(PublishUnknownError, match="whole or not at all"):
+            await driver.append(1)
+    assert await driver.append(1) is COVERED
+    assert await driver.append(2) is PUBLISHED
+    assert await appends_cluster.contents() == all_rows(3)
 
 
 @virtual_time

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,7 +29,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.routing.hosts import address_of
 from dlspark.serving.write_proxy.tier.balancing import Balance, StreamMove
-from metadata.foundation.errors import CallerError, DistributedLogError, NotAppliedError
+from metadata.foundation.errors import CallerError, DistributedLogError, NotAppliedError, OutcomeUnknownError
 from metadata.foundation.pacing import TokenBucket
 
 ASK_TIMEOUT_MS: Final = 5_000
@@ -104,13 +104,20 @@ async def owner_of(peers: ProxyPeers, members: Iterable[ProxyMember], stream: st
 
     Raises NotAppliedError where none says so.
     """
-    reports = await survey(peers, members, re.escape(stream))
-    for report in reports:
-        if stream in report.streams:
-            return report.location
-    silent = [one.location for one in reports if one.status is None]
+    owner, silent = await _said_owner(peers, members, stream)
+    if owner is not None:
+        return owner
     advice = f"These do not answer: {', '.join(silent)}" if silent else "A stream without an owner needs no move"
     raise NotAppliedError("no write proxy says that it owns the stream", log=stream, advice=advice)
+
+
+async def _said_owner(
+    peers: ProxyPeers, members: Iterable[ProxyMember], stream: str
+) -> tuple[str | None, Sequence[str]]:
+    """Return the location of the proxy that says that it owns the stream, and those of proxies that say nothing."""
+    reports = await survey(peers, members, re.escape(stream))
+    owner = next((report.location for report in reports if stream in report.streams), None)
+    return owner, [one.location for one in reports if one.status is None]
 
 
 async def move(peers: ProxyPeers, source: str, stream: str, target: str) -> str:
@@ -133,21 +140,40 @@ async def move(peers: ProxyPeers, source: str, stream: str, target: str) -> str:
     raise NotAppliedError("its owner changed while it was to be moved", log=stream, advice="Try again")
 
 
-async def release(peers: ProxyPeers, owner: str, stream: str) -> str:
-    """Have the proxy at `owner`, or the one that it names as the owner, end the stream's segment and give up the log.
+async def release(peers: ProxyPeers, members: Iterable[ProxyMember], stream: str) -> str:
+    """Have the proxy that owns the stream end its segment and give up the log; none of the proxies owns it then.
 
-    Return the location of the proxy that has. Raises the error of a refusal, or of an unknown outcome.
+    Return the location of the proxy that had it. Raises NotAppliedError where none says that it owns the stream, or
+    where one owns it again each time, the error of a refusal, and OutcomeUnknownError where not all proxies answer.
     """
+    members = tuple(members)
+    owner = await owner_of(peers, members, stream)
     for _ in range(MAX_REDIRECTS):
         answer = await peers.call(owner, ReleaseStream(stream), MOVE_TIMEOUT_MS)
-        if isinstance(answer, Done):
-            return owner
-        if not isinstance(answer, Refusal):
-            break
-        if answer.code is not StatusCode.FOUND or not answer.location:
-            raise error_of(answer, stream=stream)
-        owner = answer.location
-    raise NotAppliedError("its owner changed while it was to be released", log=stream, advice="Try again")
+        if isinstance(answer, Refusal):
+            if answer.code is not StatusCode.FOUND or not answer.location:
+                raise error_of(answer, stream=stream)
+            owner = answer.location
+            continue
+        # A proxy says so as well of a stream that it does not serve. It may have moved since its owner was asked for,
+        # and to the one that waits for the log it is the same if a client has written to it again.
+        released = owner
+        found, silent = await _said_owner(peers, members, stream)
+        if found is None and not silent:
+            return released
+        if found is None:
+            raise OutcomeUnknownError(
+                f"{released} does not own the stream any more; whether another proxy does is not known, for these do "
+                f"not answer: {', '.join(silent)}",
+                log=stream,
+                advice="Open the writer: where a proxy has the log, that says which one",
+            )
+        owner = found
+    raise NotAppliedError(
+        f"the stream is not free: {owner} owns it now",
+        log=stream,
+        advice="Clients may go on writing to it: stop them, and try again",
+    )
 
 
 async def accept_streams(peers: ProxyPeers, member: ProxyMember, *, enabled: bool) -> None:

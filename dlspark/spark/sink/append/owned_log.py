@@ -50,7 +50,7 @@ from dlspark.spark.sink.messages import InlineRows, JobId
 from metadata.distributedlog.log_names import LogPaths
 from metadata.distributedlog.sink_marks import LogMark
 from metadata.foundation import fault_points
-from metadata.foundation.errors import DistributedLogError, MetadataUnavailableError, NoNodeError
+from metadata.foundation.errors import DistributedLogError, MetadataUnavailableError, NoNodeError, OutcomeUnknownError
 from metadata.retry import repeat
 from metadata.store import WatchEvent
 
@@ -112,8 +112,8 @@ class OwnedLog:
     # ------------------------------------------------------------------ batches
 
     async def append(self, job: JobId, rows: InlineRows) -> CommitOutcome:
-        """Append a batch, unless the log has it. Raises BatchRefusedError and its leaves with nothing visible, and what
-        writing raises."""
+        """Append a batch, unless the log has it. Raises BatchRefusedError and its leaves with nothing visible,
+        OutcomeUnknownError where it is stored and readers may not see it yet, and what writing raises."""
         await self._leave_silent(job.sink_id)
         sink = await self._enter(job.sink_id)
         sink.used_at = asyncio.get_running_loop().time()
@@ -130,11 +130,23 @@ class OwnedLog:
         await self._writer.send()
         repeated = (await appended).repeated
         if not self._tools.namespace.services.ledgers.settings.explicit_lac_interval_ms:
-            await self._writer.commit()  # or readers would not see the batch before the next one
+            await self._make_visible(job)
         fault_points.reach("sink.applied")
         sink.kept.mark = sink.kept.mark.moved(job.batch, job.attempt, rows.record_count, HISTORY)
         sink.unfolded += 1
         return CommitOutcome.COVERED if repeated else CommitOutcome.PUBLISHED
+
+    async def _make_visible(self, job: JobId) -> None:
+        """Show readers a batch that is stored: they would not see it before the next one."""
+        try:
+            await self._writer.commit()
+        except DistributedLogError as error:
+            # A writer that has failed says of each later step that it was not done. So it was: but the batch is on the
+            # disks of an ack quorum, and whoever recovers the log shows it. It must not pass for one that is not there.
+            raise OutcomeUnknownError(
+                f"{job} is stored, and readers may not see it before the log is opened again: {error.message}",
+                log=self.log,
+            ) from error
 
     def _check_order(self, rows: InlineRows) -> None:
         highest = self._writer.last_txid

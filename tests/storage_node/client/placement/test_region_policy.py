@@ -13,8 +13,9 @@ import pytest
 from helpers.virtual_time import virtual_time
 from helpers.worlds.model_cluster import FAST, ModelCluster
 from test_placement import Clock, Registry, Resolver
+from test_placement import World as RackWorld
 
-from metadata.foundation.errors import CallerError, MetadataUnavailableError
+from metadata.foundation.errors import CallerError, CorruptDataError, MetadataUnavailableError
 from storage_node.client.client import LedgerClient
 from storage_node.client.health import BookieHealth, Quarantine
 from storage_node.client.placement.arranging import Adherence
@@ -134,6 +135,48 @@ async def test_nothing_is_placed_while_it_is_not_known_which_regions_are_closed(
         await world.policy.new_ensemble(6, 6, 4)
     with pytest.raises(MetadataUnavailableError):
         await world.policy.allows(["e0:1"], 1, 1)
+
+
+async def test_lost_copies_are_restored_by_racks_though_it_cannot_be_read_what_is_closed_where_no_region_is_known(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcome: Exception | None = CorruptDataError("it is of a later release")
+
+    async def closed() -> frozenset[str]:
+        if outcome is not None:
+            raise outcome
+        return frozenset({"eu"})
+
+    world = RackWorld({"a": 2, "b": 2})
+    monkeypatch.setattr(world.aware, "_disallowed", closed)
+    ensemble = ("a0:1", "b0:1")
+    lost = replace(wanted(ensemble, 0, sizes=(2, 2)), excluded=frozenset(ensemble), restoring=True)
+    for _ in range(3):
+        assert await world.aware.replacements(lost) == {0: "a1:1"}
+    assert [one.levelname for one in caplog.records] == ["WARNING"], "once"
+    assert "a later release" in caplog.text
+    for other in (
+        world.aware.replacements(replace(lost, restoring=False)),
+        world.aware.moves(("a0:1", "a1:1"), 2, 2),
+        world.aware.new_ensemble(2, 2, 2),
+    ):
+        with pytest.raises(CorruptDataError):
+            await other
+    outcome = MetadataUnavailableError("away")  # which passes
+    with pytest.raises(MetadataUnavailableError):
+        await world.aware.replacements(lost)
+
+    outcome = CorruptDataError("it is damaged")
+    regional = RackWorld({"a": 2, "b": 2})
+    regional.resolver.table["a0"] = "/eu/a"  # also of a node that is lost
+    regional.registry.hosts.pop("b1:1")
+    monkeypatch.setattr(regional.aware, "_disallowed", closed)
+    with pytest.raises(CorruptDataError):
+        await regional.aware.replacements(lost)
+    regional.resolver.table["a1"] = "/eu/b"
+    outcome = None
+    regional.racks.forget()
+    assert await regional.aware.replacements(lost) == {}
 
 
 async def test_the_switch_for_durability_takes_the_number_of_regions_out():
