@@ -171,7 +171,7 @@ class S3Changes:
             return self._client
 
     def _request(self, call: Callable[[], Any], url: str, doing: str, gone_is_done: bool, is_read: bool) -> Any:
-        from botocore import exceptions
+        from botocore import exceptions, parsers
 
         try:
             return call()
@@ -192,7 +192,7 @@ class S3Changes:
         except (exceptions.HTTPClientError, OSError) as error:
             # The way to the store, TLS included, or an answer that did not come.
             raise (unreached_error if is_read else unknown_error)(url, doing, error) from error
-        except exceptions.BotoCoreError as error:
+        except (exceptions.BotoCoreError, parsers.ResponseParserError) as error:
             raise (unavailable_error if is_read else unknown_error)(url, doing, error) from error
 
 

@@ -160,6 +160,21 @@ async def test_what_no_answer_says_of_a_store(
     changes.close()
 
 
+async def test_an_answer_that_cannot_be_read_is_no_answer() -> None:
+    from botocore import parsers
+
+    changes = S3Changes("bucket", S3Options())
+
+    def call() -> None:
+        raise parsers.ResponseParserError("Unable to parse response (not well-formed), invalid XML received")
+
+    for is_read, kind in ((True, StoreUnavailableError), (False, ObjectOutcomeUnknownError)):
+        with pytest.raises(ObjectStoreError) as caught:
+            changes._request(call, URL, "list uploads", False, is_read)
+        assert type(caught.value) is kind
+    changes.close()
+
+
 @pytest.mark.parametrize(
     ("status", "said", "advice"),
     [
