@@ -111,7 +111,9 @@ def test_a_mirror_is_filled_whoever_is_killed_and_read_while_the_files_are_away(
     assert len(commands.files(commands.us)) == SEGMENTS
 
     (shown,) = commands.run("cold", "status", "flights")["logs"]
-    assert shown["mirrors"] == [{"region": "us", "root": f"file://{commands.us}", "noted": True, "set": True}]
+    never_away = {"away_since_ms": None, "away_for": None}
+    there = {"region": "us", "root": f"file://{commands.us}", "noted": True, "set": True}
+    assert shown["mirrors"] == [there | never_away]
     assert len(commands.run("cold", "verify", "flights", "--mirrors")["files"]) == 2 * SEGMENTS
     # The files' own place is away: their folder is not mounted.
     away = commands.own.with_name("not-mounted")
