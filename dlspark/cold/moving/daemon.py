@@ -382,17 +382,11 @@ class MoverDaemon:
 
     async def sweep(self) -> None:
         """Delete what nothing names, and what deleted logs have left."""
-        for name in self._in_turn(self._tasks):
-            try:
-                async with await self._namespace.open_log(name) as log:
-                    await sweep_log(self._services, self.cold, self.stores, name, log.settings)
-            except LogNotFoundError:
-                continue
-            except InvariantViolation:
-                raise
-            except DistributedLogError as error:
-                self._raise_if_closed(error)
-                _log.warning("log %s: its files could not be swept: %s", name, error, extra=about(log=name))
+
+        async def sweep(log: AsyncLog) -> None:
+            await sweep_log(self._services, self.cold, self.stores, log.name, log.settings)
+
+        await self._each(self._in_turn(self._tasks), sweep, "its files could not be swept")
         deleted_logs = await self.cold.deleted_logs()
         for deleted in self._rng.sample(deleted_logs, len(deleted_logs)):
             try:
