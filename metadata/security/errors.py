@@ -1,0 +1,13 @@
+"""What security refuses: a peer that has not proved who it is."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from metadata.foundation.errors import CallerError
+
+
+class NotAuthenticatedError(CallerError):
+    """Who asks has not proved who they are, or the proof is not good (any more); nothing was done."""
+
+    code: ClassVar[int] = 403
