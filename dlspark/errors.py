@@ -128,7 +128,7 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
     SessionExpiredError,
 )
-from metadata.security.errors import NotAuthenticatedError
+from metadata.security.proofs import NotAuthenticatedError
 from storage_node.errors import DigestError, NotEnoughBookiesError
 
 

@@ -3,5 +3,5 @@
 principals     `Principal`: who a peer has proved to be, and until when
 secrets        `Secret`: a text that shows itself nowhere
 restrictions   `Restrictions`: what a proof itself leaves of its holder's rights
-errors         what security refuses
+proofs         what a proof that is not good ends in
 """

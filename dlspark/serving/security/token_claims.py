@@ -27,8 +27,8 @@ import re
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from metadata.security.errors import NotAuthenticatedError
 from metadata.security.principals import Principal, Scheme
+from metadata.security.proofs import NotAuthenticatedError
 from metadata.security.restrictions import UNRESTRICTED, VERBS, Restrictions, pattern_fault
 
 MAX_TOKEN_BYTES: Final = 8 * 1024

@@ -23,8 +23,8 @@ from dlspark.serving.security.token_claims import MAX_TOKEN_BYTES
 from dlspark.serving.security.token_issuing import SigningKey, TokenGrant
 from dlspark.serving.security.tokens import TokenSettings, TokenVerifier
 from metadata.foundation.errors import CallerError
-from metadata.security.errors import NotAuthenticatedError
 from metadata.security.principals import Scheme
+from metadata.security.proofs import NotAuthenticatedError
 from metadata.security.restrictions import UNRESTRICTED, Restrictions
 
 NOW = 1_800_000_000.0

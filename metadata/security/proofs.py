@@ -1,4 +1,4 @@
-"""What security refuses: a peer that has not proved who it is."""
+"""What a proof that is missing, or is not good (any more), ends in."""
 
 from __future__ import annotations
 
