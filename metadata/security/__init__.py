@@ -2,4 +2,5 @@
 
 principals     `Principal`: who a peer has proved to be, and until when
 secrets        `Secret`: a text that shows itself nowhere
+audit          `AuditTrail`: what was allowed and refused, as lines in a file
 """
