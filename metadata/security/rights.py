@@ -54,8 +54,8 @@ class InvalidRuleError(CallerError):
     """It is not a rule of access; nothing was changed."""
 
 
-class Verb(Enum):
-    """The things that rules allow and deny."""
+class Verb(str, Enum):
+    """The things that rules allow and deny. Texts, for those have the hash of C: a decision hashes a verb, or some."""
 
     READ = "read"
     WRITE = "write"
@@ -397,12 +397,12 @@ class RuleBook:
         self.rules = rules
         self.super_users = tuple(super_users)
         self.broken = broken
-        self._denied: dict[tuple[Subject, Verb], _Patterns] = {}
-        self._allowed: dict[tuple[Subject, Verb], _Patterns] = {}
+        self._denied: dict[tuple[str, Verb], _Patterns] = {}
+        self._allowed: dict[tuple[str, Verb], _Patterns] = {}
         for rule in rules:
             index = self._allowed if rule.allow else self._denied
             for verb in rule.verbs:
-                index.setdefault((rule.who, verb), _Patterns()).add(rule)
+                index.setdefault((str(rule.who), verb), _Patterns()).add(rule)
         self._decided: dict[tuple[str, frozenset[str], Verb, str | None], Decision] = {}
 
     def decide(
@@ -441,9 +441,8 @@ class RuleBook:
                 return Decision(True, f"{one} is a super user")
         if self.broken is not None:
             return Decision(False, f"the rules of access cannot be read, so none allows anything: {self.broken}")
-        roles = (Subject(SubjectKind.ROLE, role) for role in sorted(principal.roles) if _may_be_name(role))
-        named = (Subject(SubjectKind.USER, principal.name),) if _may_be_name(principal.name) else ()
-        subjects = (*named, *roles, EVERYBODY)
+        # As `Subject` has them as texts. One that no rule can name is not among them, and gets what everybody has.
+        subjects = (f"user:{principal.name}", *(f"role:{role}" for role in sorted(principal.roles)), _EVERYBODY)
         for index in (self._denied, self._allowed):
             for subject in subjects:
                 patterns = index.get((subject, verb))
@@ -452,8 +451,3 @@ class RuleBook:
                     word = "allows" if rule.allow else "denies"
                     return Decision(rule.allow, f"a rule {word} it: {rule}", rule)
         return Decision(False, f"no rule allows {verb.value} to {principal.name}")
-
-
-def _may_be_name(name: str) -> bool:
-    """Return whether rules can name it at all: what they cannot gets what everybody has."""
-    return 0 < len(name) <= MAX_NAME_CHARS and _REFUSED.search(name) is None
