@@ -325,8 +325,8 @@ def decode_rules(data: bytes, path: str) -> RuleSet:
         raise CorruptDataError(
             f"the rules of access cannot be read: {said}",
             path=path,
-            advice="Super users alone are let in until they are mended: dlspark acl list says what is there, dlspark "
-            "acl replace writes all rules anew",
+            advice="Super users alone are let in until they are mended: dlspark acl mend FILE writes all rules anew, "
+            "from what dlspark acl list has printed before",
         ) from error
 
 
