@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metadata.security.principals import Principal, Scheme
@@ -212,6 +212,7 @@ def test_a_long_response_is_not_read() -> None:
         serving.step(b'username="' + b"x" * 5000 + b'"')
 
 
+@settings(max_examples=40)
 @given(st.lists(st.binary(max_size=200), max_size=4))
 def test_random_messages_authenticate_nobody(messages: list[bytes]) -> None:
     serving, client = server(), DigestMd5Client("bookkeeper-hd", Secret("testpwd"))
@@ -225,6 +226,7 @@ def test_random_messages_authenticate_nobody(messages: list[bytes]) -> None:
     assert not client.done
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_a_changed_response_authenticates_nobody(data: st.DataObject) -> None:
     client, serving = DigestMd5Client("bookkeeper-hd", Secret("testpwd")), server()
@@ -238,6 +240,7 @@ def test_a_changed_response_authenticates_nobody(data: st.DataObject) -> None:
     assert not serving.done
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_a_response_changed_anywhere_never_enters_as_another(data: st.DataObject) -> None:
     client, serving = DigestMd5Client("bookkeeper-hd", Secret("testpwd")), server(lambda name: True)
