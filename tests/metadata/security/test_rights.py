@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from metadata.foundation.errors import CorruptDataError
 from metadata.security import rights
 from metadata.security.principals import Principal, Scheme
+from metadata.security.restrictions import VERBS, Restrictions
 from metadata.security.rights import (
     ALL_VERBS,
     EVERYBODY,
@@ -19,7 +20,6 @@ from metadata.security.rights import (
     MAX_RULES,
     InvalidRuleError,
     LogPattern,
-    Restriction,
     Rule,
     RuleBook,
     RuleSet,
@@ -128,13 +128,14 @@ def test_rules_that_cannot_be_read_allow_nothing_and_the_reason_says_so() -> Non
 
 
 def test_a_restriction_takes_away_and_never_gives() -> None:
-    only = Restriction.parse(["read", "write"], ["orders*"])
+    only = Restrictions(("orders*",), frozenset({"read", "write"}))
     allowed = book("allow user:alice read,truncate *")
     assert allowed.decide(ALICE, Verb.READ, "orders2", only).allowed
     assert not allowed.decide(ALICE, Verb.READ, "invoices", only).allowed
     assert not allowed.decide(ALICE, Verb.TRUNCATE, "orders2", only).allowed
     assert not allowed.decide(ALICE, Verb.WRITE, "orders2", only).allowed
     assert not allowed.decide(OPERATOR, Verb.READ, "invoices", only).allowed
+    assert {verb.value for verb in Verb} == VERBS
 
 
 def test_any_of_some_verbs_is_enough() -> None:
