@@ -2,4 +2,5 @@
 
 principals     `Principal`: who a peer has proved to be, and until when
 secrets        `Secret`: a text that shows itself nowhere
+listening      where a server may listen without security
 """
