@@ -12,4 +12,5 @@ proofs         what a proof that is not good ends in
 errors         what is wrong with our own files, or with a peer
 audit          `AuditTrail`: what was allowed and refused, as lines in a file
 rights         `RuleBook`: what a principal may do with a log, and which rule says so
+listening      where a server may listen without security
 """
