@@ -47,8 +47,8 @@ from metadata.zookeeper.tls_socket import (
     ENDED_AFTER_HANDSHAKE,
     CertificatesUnreadError,
     ClientTls,
-    TlsFailure,
     SessionTlsSocket,
+    TlsFailure,
     tls_failure,
 )
 
