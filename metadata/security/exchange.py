@@ -82,6 +82,11 @@ class ClientExchange(Protocol):
         """True once both sides have proved what they had to."""
         ...
 
+    @property
+    def blocks(self) -> bool:
+        """True where a step may ask others over the network, for seconds: it is run on a thread then."""
+        ...
+
     def first(self) -> bytes:
         """Return the first message, perhaps an empty one. Raises SaslError."""
         ...

@@ -146,6 +146,7 @@ class DigestMd5Client:
     """
 
     mechanism = MECHANISM
+    blocks = False
 
     def __init__(
         self,
