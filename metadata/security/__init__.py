@@ -7,4 +7,6 @@ der            a strict reader of their encoding
 principals     `Principal`: who a peer has proved to be, and until when; how a certificate is mapped to one
 secrets        `Secret`: a text that shows itself nowhere
 errors         what is wrong with our own files, or with a peer
+audit          `AuditTrail`: what was allowed and refused, as lines in a file
+rights         `RuleBook`: what a principal may do with a log, and which rule says so
 """
