@@ -5,6 +5,7 @@ ciphers        which versions of TLS and which ciphers are used
 certificates   what a certificate and a revocation list say; PEM
 der            a strict reader of their encoding
 principals     `Principal`: who a peer has proved to be, and until when; how a certificate is mapped to one
+settings       the one switch, and the keys of TLS
 secrets        `Secret`: a text that shows itself nowhere
 errors         what is wrong with our own files, or with a peer
 audit          `AuditTrail`: what was allowed and refused, as lines in a file

@@ -74,11 +74,11 @@ class TlsFiles:
     """Which files prove who this process is, and whom does it believe?"""
 
     certificate: str = ""
-    """The certificate, and behind it those that lead to an authority; empty: this process shows none."""
+    """PEM: the certificate, and behind it those that lead to an authority; empty: this process shows none."""
     key: str = ""
-    """Its private key."""
+    """Its private key, or the store that has both."""
     key_password: str = ""
-    """The file with the key's password; empty: it has none."""
+    """The file with the key's, or the store's, password; empty: it has none."""
     authorities: str = ""
     """Certificates of those whose signature is believed."""
     revoked: str = ""
@@ -93,6 +93,11 @@ class TlsFiles:
     """A server demands a certificate of each client."""
     names_checked: bool = True
     """A client demands that the server's certificate names the host that it was asked to connect to."""
+    key_type: str = "pem"
+    """`pem`, `jks` or `pkcs12`."""
+    authorities_type: str = "pem"
+    authorities_password: str = ""
+    """The file with the authorities' store's password; empty: it has none."""
 
     @classmethod
     def of_folder(cls, folder: str | os.PathLike[str]) -> TlsFiles:
@@ -108,7 +113,14 @@ class TlsFiles:
 
     def paths(self) -> tuple[str, ...]:
         """Return all that is read."""
-        named = (self.certificate, self.key, self.key_password, self.authorities, self.revoked)
+        named = (
+            self.certificate,
+            self.key,
+            self.key_password,
+            self.authorities,
+            self.authorities_password,
+            self.revoked,
+        )
         return tuple(dict.fromkeys(path for path in named if path))
 
 

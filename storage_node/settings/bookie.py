@@ -6,12 +6,13 @@ is within its bounds is checked as it is read; what values say together, when th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from metadata.bookkeeper.topology import check_location
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, WORDS, required, setting
+from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.errors import BookieConfigurationError
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
@@ -319,6 +320,11 @@ class BookieSettings:
         minimum=1,
     )
     is_throttle_by_bytes: bool = setting(FLAG, False, "isThrottleByBytes", "Limit compaction by bytes, not by entries")
+
+    security: SecuritySettings = field(default_factory=SecuritySettings)
+    """What the node proves itself with, and whom it believes."""
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    """Whom it lets in, of those who have proved who they are."""
 
     def __post_init__(self) -> None:
         for key, directories in (
