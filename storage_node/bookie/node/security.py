@@ -116,6 +116,10 @@ class SecurityWatch:
         for number, gate in enumerate(list(self._gates())):
             if number % LOOKED_AT_ONCE == LOOKED_AT_ONCE - 1:
                 await asyncio.sleep(0)
-            reason = gate.why_no_more(now_s)
+            try:
+                reason = gate.why_no_more(now_s)
+            except Exception as error:  # the boundary: one that cannot be judged goes, and all others are judged
+                logger.exception("a connection's proof could not be judged")
+                reason = f"the client's proof could not be judged: {error}"
             if reason is not None:
                 gate.end(reason)

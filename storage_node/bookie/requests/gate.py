@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from metadata.foundation.pacing import MessageLimit
 from metadata.security.audit import NOWHERE, Noted
@@ -43,7 +43,13 @@ from storage_node.protocol.encoding import (
     encode_start_tls_response,
 )
 from storage_node.protocol.schema import Operation, Status
-from storage_node.protocol.values import AddRequest, AuthRequest, BatchReadRequest, ReadRequest, StartTlsRequest
+from storage_node.protocol.values import (
+    AddRequest,
+    AuthRequest,
+    BatchReadRequest,
+    ReadRequest,
+    StartTlsRequest,
+)
 from storage_node.transport.tls import securable
 
 CONNECTION: Final = "connection"
@@ -68,14 +74,6 @@ class NodeSecurity:
     def asks(self) -> bool:
         """Connections have to prove something, or may be secured."""
         return self.mode is not SecurityMode.OFF or bool(self.roles or self.authenticators)
-
-
-class Clock(Protocol):
-    """Which time is it?"""
-
-    def now_ms(self) -> int:
-        """Return milliseconds since the epoch."""
-        ...
 
 
 class SecurityGate:
@@ -172,9 +170,7 @@ class SecurityGate:
             self._turn_away(str(refusal))
             return
         self._dialect = VERSION_THREE  # what was said before TLS counts for nothing
-        self._facts = ChannelFacts(
-            self._facts.peer, secured=True, certificate=principal, binding=self._facts.binding
-        )
+        self._facts = ChannelFacts(self._facts.peer, secured=True, certificate=principal, binding=self._facts.binding)
         self._authentication.secured(self._facts)
         if self._authentication.proven:
             self._enter("TLS")
@@ -268,7 +264,9 @@ class SecurityGate:
         self._lines.log(logging.WARNING, "refusing %s: %s", self._link.peer, reason)
         self._note(False, reason, self._connection.principal, request.operation.name)
 
-    def _refuse_version_2(self, request: AddRequest | ReadRequest | BatchReadRequest | AuthRequest, reason: str) -> None:
+    def _refuse_version_2(
+        self, request: AddRequest | ReadRequest | BatchReadRequest | AuthRequest, reason: str
+    ) -> None:
         if isinstance(request, AddRequest):
             self._link.send(VERSION_TWO.added(request, Status.EUA))
         elif isinstance(request, ReadRequest):
