@@ -8,4 +8,6 @@ principals     `Principal`: who a peer has proved to be, and until when; how a c
 settings       the one switch, and the keys of TLS
 secrets        `Secret`: a text that shows itself nowhere
 errors         what is wrong with our own files, or with a peer
+audit          `AuditTrail`: what was allowed and refused, as lines in a file
+rights         `RuleBook`: what a principal may do with a log, and which rule says so
 """
