@@ -81,8 +81,9 @@ class NodeProofSettings:
         "bookieAuthProviderFactoryClass",
         "What a client has to prove: `sasl` or org.apache.bookkeeper.sasl.SASLBookieAuthProviderFactory (DIGEST-MD5 or "
         "Kerberos, whichever the login configuration has), `scram` (SCRAM-SHA-256), `certificate` or "
-        "org.apache.bookkeeper.tls.BookieAuthZFactory (a certificate with one of authorizedRoles); one of several, "
-        "separated by commas, is enough. Empty: nothing",
+        "org.apache.bookkeeper.tls.BookieAuthZFactory (a certificate with one of authorizedRoles, which is demanded "
+        "beside the others). One of `sasl` and `scram` is enough where both are named, separated by commas. Empty: "
+        "nothing, but the roles if there are any",
     )
     bookie_section: str = setting(
         TEXT, "Bookie", "saslJaasBookieSectionName", "The section of the login configuration that is the node's"
@@ -148,6 +149,7 @@ class ClientProofSettings:
         "clientAuthProviderFactoryClass",
         "How the client proves who it is: `sasl` or org.apache.bookkeeper.sasl.SASLClientProviderFactory (DIGEST-MD5 "
         "or Kerberos, whichever the login configuration has), `scram` (SCRAM-SHA-256). Empty: by a certificate at most",
+        section="Authentication of a client (in a node's file: auto-recovery's)",
     )
     client_section: str = setting(
         TEXT, "BookKeeper", "saslJaasClientSectionName", "The section of the login configuration that is the client's"
