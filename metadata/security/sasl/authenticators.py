@@ -50,11 +50,6 @@ class MachineClientExchange:
         """True once both sides have proved what they had to."""
         return self._machine.done
 
-    @property
-    def blocks(self) -> bool:
-        """True where a step may take seconds."""
-        return self._machine.blocks
-
     def first(self) -> bytes:
         """Return the first message, perhaps an empty one. Raises SaslError."""
         return self._machine.step(b"") or b""
@@ -208,14 +203,18 @@ class SaslClientAuthenticator:
         if isinstance(self._login.current(), KerberosLogin):
             kerberos_library()
 
+    @property
+    def blocks(self) -> bool:
+        """True with Kerberos: a step may ask its server for a ticket, for seconds."""
+        return isinstance(self._login.current(), KerberosLogin)
+
     def begin(self, facts: ChannelFacts) -> MachineClientExchange:
         """Return the exchange of a new connection. Raises SaslError for DIGEST-MD5 outside of TLS, unless allowed."""
         login = self._login.current()
         if isinstance(login, KerberosLogin):
-            host = facts.peer.rpartition(":")[0]
             client = KerberosClient(
                 self._service,
-                host,
+                facts.peer,
                 principal=login.principal,
                 keytab=login.keytab,
                 ticket_cache=login.ticket_cache,
@@ -242,6 +241,7 @@ class ScramClientAuthenticator:
     """
 
     plugin = SCRAM_PLUGIN
+    blocks = False
 
     def __init__(self, name: str, password_file: str | os.PathLike[str]) -> None:
         self._name = name

@@ -146,7 +146,6 @@ class DigestMd5Client:
     """
 
     mechanism = MECHANISM
-    blocks = False
 
     def __init__(
         self,

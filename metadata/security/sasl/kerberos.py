@@ -3,8 +3,8 @@
 No security layer is offered or taken: TLS is that. Both sides prove themselves (the client asks for mutual
 authentication; Java's does not, and is taken too). A session ends with its ticket.
 
-A client's steps ask a key distribution centre over the network, and so may take seconds: `blocks` is True, and who
-drives it runs it on a thread. A server's steps read its keytab and its replay cache only.
+A client's steps ask a key distribution centre over the network, and so may take seconds: who drives it runs it on a
+thread (`ClientAuthenticator.blocks`). A server's steps read its keytab and its replay cache only.
 """
 
 from __future__ import annotations
@@ -126,7 +126,6 @@ class KerberosClient:
     """
 
     mechanism = MECHANISM
-    blocks = True
 
     def __init__(
         self, service: str, host: str, *, principal: str | None, keytab: str | None, ticket_cache: str | None

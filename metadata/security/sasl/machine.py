@@ -70,11 +70,6 @@ class SaslClient(SaslMachine, Protocol):
         """As whom it asks."""
         ...
 
-    @property
-    def blocks(self) -> bool:
-        """True where a step may ask others over the network, for seconds: it is run on a thread then."""
-        ...
-
 
 def check_size(message: bytes, limit: int, mechanism: str) -> None:
     """Raise SaslError for a message that is too long for this mechanism."""

@@ -157,7 +157,6 @@ class ScramClient:
     """
 
     mechanism = MECHANISM
-    blocks = False
 
     def __init__(self, name: str, password: Secret, *, binding: bytes | None, nonce: str | None = None) -> None:
         self.name = name

@@ -146,7 +146,7 @@ def test_a_login_configuration_names_the_keys(tmp_path: Path, service_keys: str,
     of_node = SaslAuthenticator(path, "Bookie", allowed=re.compile("bookkeeper-.*"), without_tls=False)
     of_client = SaslClientAuthenticator(path, "BookKeeper", without_tls=False)
     serving = ServerAuthentication({of_node.plugin: of_node}, ChannelFacts("client:1"))
-    asking = ClientAuthentication(of_client, ChannelFacts("localhost:3181"), demands=True)
+    asking = ClientAuthentication(of_client, ChannelFacts("localhost"), demands=True)
     plugin, payload = asking.first()
     sent: bytes | None = payload
     while sent is not None:
@@ -154,6 +154,7 @@ def test_a_login_configuration_names_the_keys(tmp_path: Path, service_keys: str,
         assert answer.refused is None
         sent = None if answer.payload is None else asking.answered(Status.EOK, answer.plugin, answer.payload)
     assert asking.done
+    assert asking.blocks
     assert serving.proven
     assert serving.still() is None
 
