@@ -13,6 +13,7 @@ from metadata.bookkeeper.topology import check_location
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, WORDS, required, setting
 from metadata.security.listening import LOOPBACK, insecure_listen_setting
+from metadata.security.sasl.settings import NodeProofSettings
 from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.errors import BookieConfigurationError
 from storage_node.protocol.frames import MAX_FRAME_BYTES
@@ -337,6 +338,8 @@ class BookieSettings:
     """What the node proves itself with, and whom it believes."""
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     """Whom it lets in, of those who have proved who they are."""
+    proofs: NodeProofSettings = field(default_factory=NodeProofSettings)
+    """What it asks of them beside a certificate."""
 
     def __post_init__(self) -> None:
         for key, directories in (

@@ -26,6 +26,7 @@ from metadata.foundation.settings import (
     properties_entry,
     settings_of,
 )
+from metadata.security.sasl.settings import ClientProofSettings, NodeProofSettings, SaslSettings
 from metadata.security.settings import REFUSED_SECURITY, AdmissionSettings, SecuritySettings
 from storage_node.errors import BookieConfigurationError
 from storage_node.settings.autorecovery import AutoRecoverySettings
@@ -35,7 +36,16 @@ from storage_node.settings.placement import PlacementSettings
 
 BOOKIE_CONF: Final = "conf/bookie.conf, which `dlspark bookie init` writes,"
 REGISTRY: Final = Registry(
-    [BookieSettings, AutoRecoverySettings, PlacementSettings, SecuritySettings, AdmissionSettings],
+    [
+        BookieSettings,
+        AutoRecoverySettings,
+        PlacementSettings,
+        SecuritySettings,
+        AdmissionSettings,
+        SaslSettings,
+        NodeProofSettings,
+        ClientProofSettings,
+    ],
     BookieConfigurationError,
     page=BOOKIE_CONF,
     refused=REFUSED_SECURITY,
@@ -88,13 +98,17 @@ class NodeFile:
                 if info.kind is WORDS and name not in given:
                     raise BookieConfigurationError(f"{info.key} is not set", advice=f"{info.key}: {info.meaning}")
             admission = AdmissionSettings(**self._given(AdmissionSettings))  # type: ignore[arg-type]
-            return BookieSettings(**given, security=self.security(), admission=admission)  # type: ignore[arg-type]
+            proofs = NodeProofSettings(**self._given(NodeProofSettings), sasl=self._sasl())  # type: ignore[arg-type]
+            return BookieSettings(**given, security=self.security(), admission=admission, proofs=proofs)  # type: ignore[arg-type]
 
     def auto_recovery(self) -> AutoRecoverySettings:
         """Return auto-recovery's settings, with those of its ledger client. Raises BookieConfigurationError."""
         with self._errors():
             placement = PlacementSettings(**self._given(PlacementSettings))  # type: ignore[arg-type]
-            client = ClientSettings(placement=placement, security=self.security())
+            # As upstream's auto-recovery: a client of the system, whose section is the auditor's.
+            given = {"role": "system"} | self._given(ClientProofSettings)
+            proofs = ClientProofSettings(**given, sasl=self._sasl())  # type: ignore[arg-type]
+            client = ClientSettings(placement=placement, security=self.security(), proofs=proofs)
             if _FRAME_BYTES in self._values:
                 client = ClientSettings.from_mapping({_FRAME_BYTES: self._values[_FRAME_BYTES]}, client)
             return AutoRecoverySettings(**self._given(AutoRecoverySettings), client=client)  # type: ignore[arg-type]
@@ -106,6 +120,9 @@ class NodeFile:
         """
         with self._errors():
             return SecuritySettings(**self._given(SecuritySettings))  # type: ignore[arg-type]
+
+    def _sasl(self) -> SaslSettings:
+        return SaslSettings(**self._given(SaslSettings))  # type: ignore[arg-type]
 
     def metadata(self) -> MetadataSettings:
         """Return where the metadata is. Raises BookieConfigurationError."""
@@ -179,7 +196,15 @@ _HEAD: Final = """\
 # meaning is the same, unless marked (own); an unknown key is an error. Start the node with:
 # dlspark bookie --conf conf/bookie.conf
 """
-_IN_FILE: Final = (BookieSettings, SecuritySettings, AdmissionSettings, AutoRecoverySettings)
+_IN_FILE: Final = (
+    BookieSettings,
+    SecuritySettings,
+    AdmissionSettings,
+    SaslSettings,
+    NodeProofSettings,
+    ClientProofSettings,
+    AutoRecoverySettings,
+)
 _EXAMPLES: Final = {
     "journalDirectories": "/var/lib/dlspark/journal",
     "ledgerDirectories": "/var/lib/dlspark/ledgers",
