@@ -230,7 +230,7 @@ class ServiceHost:
         `open_namespace`.
         """
         settings = self._settings
-        self.noted = await open_audit(self._access, self.ending)
+        self.noted = open_audit(self._access, self.ending)
         if self.has_page:
             self._page = ProxyPage(shown, registry_of(self.statistics))
             await self._page.start(settings.host, settings.stats_port)
