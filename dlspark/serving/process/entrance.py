@@ -21,12 +21,12 @@ RECHECK_S: Final = 2.0
 """Waiting reads are looked at so often: a proof that has expired ends them within this."""
 
 
-async def open_audit(access: AccessKeys, ending: AsyncExitStack) -> Noted:
+def open_audit(access: AccessKeys, ending: AsyncExitStack) -> Noted:
     """Return the audit trail that the settings ask for. Raises CallerError where it cannot be written."""
-    trail = await asyncio.to_thread(access.open_audit)
+    trail = access.open_audit()
     if trail is None:
         return NOWHERE
-    ending.push_async_callback(asyncio.to_thread, trail.close)
+    ending.callback(trail.close)  # the very last step: nothing is served any more that it could hold up
     return trail
 
 

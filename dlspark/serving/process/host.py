@@ -242,7 +242,7 @@ class ServiceHost:
         """
         settings = self._settings
         listening = self._listening_host()  # first of all: what must not listen tells nobody that it is there
-        self.noted = await open_audit(self._access, self.ending)
+        self.noted = open_audit(self._access, self.ending)
         if self.has_page:
             self._page = ProxyPage(shown, registry_of(self.statistics))
             await self._page.start(self._page_host(), settings.stats_port)
