@@ -425,8 +425,7 @@ class RuleBook:
                 return Decision(True, f"{one} is a super user")
         if self.broken is not None:
             return Decision(False, f"the rules of access cannot be read, so none allows anything: {self.broken}")
-        # As `Subject` has them as texts. One that no rule can name is not among them, and gets what everybody has.
-        subjects = (f"user:{principal.name}", *(f"role:{role}" for role in sorted(principal.roles)), _EVERYBODY)
+        subjects = _subjects_of(principal)
         for index in (self._denied, self._allowed):
             for subject in subjects:
                 patterns = index.get((subject, verb))
@@ -435,3 +434,40 @@ class RuleBook:
                     word = "allows" if rule.allow else "denies"
                     return Decision(rule.allow, f"a rule {word} it: {rule}", rule)
         return Decision(False, f"no rule allows {verb.value} to {principal.name}")
+
+    def visible(
+        self, principal: Principal, logs: Iterable[str], restrictions: Restrictions = UNRESTRICTED
+    ) -> list[str]:
+        """Return those of many logs to which the principal may do anything at all, in their order."""
+        if any(one.fits(principal) for one in self.super_users):
+            return [log for log in logs if any(restrictions.allows(verb.value, log) for verb in VISIBLE)]
+        if self.broken is not None:
+            return []
+        subjects = _subjects_of(principal)
+        # What is the same for all logs once: a verb that nothing allows is not looked at again.
+        tables = [
+            (verb, _tables(self._denied, subjects, verb), allowed)
+            for verb in VISIBLE
+            if (allowed := _tables(self._allowed, subjects, verb))
+        ]
+
+        def is_visible(log: str) -> bool:
+            return any(
+                restrictions.allows(verb.value, log)
+                and any(one.find(log) is not None for one in allowed)
+                and all(one.find(log) is None for one in denied)
+                for verb, denied, allowed in tables
+            )
+
+        return [log for log in logs if is_visible(log)]
+
+
+def _subjects_of(principal: Principal) -> tuple[str, ...]:
+    """Return the texts of all subjects that mean the principal, the closest first. A name that no rule can have is none
+    of a rule's, and its principal gets what everybody has."""
+    return (f"user:{principal.name}", *(f"role:{role}" for role in sorted(principal.roles)), _EVERYBODY)
+
+
+def _tables(index: Mapping[tuple[str, Verb], _Patterns], subjects: Iterable[str], verb: Verb) -> list[_Patterns]:
+    found = (index.get((subject, verb)) for subject in subjects)
+    return [one for one in found if one is not None]

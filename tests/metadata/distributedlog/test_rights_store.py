@@ -229,7 +229,12 @@ async def test_what_was_known_holds_for_a_while_without_zookeeper_and_then_no_mo
     watch._max_age_s = 3600
     failures: list[BaseException] = []
     unanswered = watch._unanswered
-    monkeypatch.setattr(watch, "_unanswered", lambda error: (failures.append(error), unanswered(error)))
+
+    def note(error: BaseException) -> None:
+        failures.append(error)
+        unanswered(error)
+
+    monkeypatch.setattr(watch, "_unanswered", note)
     tree.disconnect(store.session_id)
     await until(lambda: len(failures) >= 2)
     assert allowed(watch)
