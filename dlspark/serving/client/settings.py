@@ -295,7 +295,8 @@ class ThinClientSettings:
         "",
         "tokenFile",
         "A file with the bearer token that proves to proxies who the client is; it is shown anew when it changes. "
-        "Empty: the file that DLSPARK_TOKEN_FILE names, or the token in DLSPARK_TOKEN; without any the certificate proves it",
+        "Empty: the file that DLSPARK_TOKEN_FILE names, or the token in DLSPARK_TOKEN; without any the certificate "
+        "proves it",
         own=True,
         section="Who the client is",
     )
