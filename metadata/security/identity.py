@@ -185,7 +185,7 @@ class TlsIdentity:
         self._clock = clock
         self._lock = threading.Lock()
         self._warned = ""
-        self._warned_of_end: CertificateFacts | None = None
+        self._warned_of_end: set[str] = set()
         self._settled = False
         self._signatures: tuple[FileSignature, ...] = ()
         self._ever_trusted: set[Name] = set()
@@ -480,17 +480,22 @@ class TlsIdentity:
             except ssl.SSLError as error:
                 raise file_error(self.files.revoked, f"it cannot be used: {openssl_reason(error)}") from error
 
+    def endings(self) -> list[str]:
+        """Return what of this identity ends soon, and with it every connection, in words."""
+        now, own = self._clock(), self._current.own
+        found: list[str] = []
+        if own is not None and own.ends_soon(now):
+            found.append(f"the certificate of {own.subject_text} ends at {moment_text(own.not_after_s)}")
+        for one in self._current.lists or ():
+            if one.ends_soon(now) and one.next_update_s is not None:
+                found.append(f"the revocation list of {one.issuer_text} ends at {moment_text(one.next_update_s)}")
+        return found
+
     def _warn_of_end(self) -> None:
-        """Say once of each certificate of one's own that it ends soon."""
-        own, now = self._current.own, self._clock()
-        if own is not None and own is not self._warned_of_end and own.ends_soon(now):
-            self._warned_of_end = own
-            logger.warning(
-                "the certificate of %s ends at %s; nobody believes it any more then. Renew it: dlspark tls renew [%s]",
-                own.subject_text,
-                moment_text(own.not_after_s),
-                self._own_place,
-            )
+        for said in self.endings():
+            if said not in self._warned_of_end:
+                self._warned_of_end.add(said)
+                logger.warning("%s, and nobody is let in any more then; renew it: dlspark tls renew", said)
 
     def _until(self) -> str:
         own = self._current.own

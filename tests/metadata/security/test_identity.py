@@ -481,3 +481,21 @@ def test_a_change_is_in_the_log_without_any_key(
     assert server.refresh()
     assert "generation 2, CN=node-2 until" in caplog.text
     assert "PRIVATE" not in caplog.text
+
+
+def test_what_ends_soon_is_warned_of_once(
+    tmp_path: Path, authority: MintedAuthority, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [now().timestamp()]
+    pair = authority.issue("node-1", hosts=["localhost"], ends=now() + 90 * DAY)
+    folder = write_folder(tmp_path / "one", pair, authority.pem, authority.revoke(ends=now() + 30 * DAY))
+    ours = TlsIdentity(TlsFiles.of_folder(folder), clock=lambda: clock[0])
+    assert not caplog.messages
+    clock[0] += 20 * DAY.total_seconds()
+    ours.refresh()
+    assert "the revocation list of CN=Authority of tests ends" in caplog.text
+    clock[0] += 50 * DAY.total_seconds()
+    ours.refresh()
+    ours.refresh()
+    assert "the certificate of CN=node-1 ends" in caplog.text
+    assert len(caplog.messages) == 2
