@@ -20,7 +20,8 @@ def doctor(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Look for what would keep dlspark from working here: interpreters of Spark's workers, Java, modules in the way,
-    ports, descriptors, disks, clock, certificates, the namespace. Exits with 3 if something fails; nothing is changed."""
+    ports, descriptors, disks, the clock, certificates, the namespace. Exits with 3 if something fails. Nothing is
+    changed."""
     from dlspark.cli.doctor_checks import (
         CheckOutcome,
         check_clock,

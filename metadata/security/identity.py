@@ -22,7 +22,6 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -51,6 +50,7 @@ from metadata.security.identity_files import (
     key_of,
     load_pair,
     moment_text,
+    open_to_all,
     openssl_reason,
     password_of,
     read_file,
@@ -103,6 +103,8 @@ class TlsFiles:
     """A server demands a certificate of each client."""
     names_checked: bool = True
     """A client demands that the server's certificate names the host that it was asked to connect to."""
+    reread: bool = True
+    """Files that change are taken over; else they are read once."""
     key_type: str = PEM
     """`pem`, `jks` or `pkcs12`."""
     authorities_type: str = PEM
@@ -193,8 +195,8 @@ class TlsIdentity:
         self._current = self._make(material, None)
         self._ever_trusted |= self._current.trusted
         self._warn_of_end()
-        for path in (files.key, files.key_password, files.authorities_password):
-            if path and os.stat(path).st_mode & stat.S_IRWXO:
+        for path in (files.key, files.key_password):
+            if path and open_to_all(path):
                 logger.warning("everybody on this host may read the private key, or its password: chmod o= %s", path)
 
     @property
@@ -235,6 +237,8 @@ class TlsIdentity:
         """
         with self._lock:
             self._warn_of_end()
+            if not self.files.reread:
+                return False
             if self._settled and self._look() == self._signatures:
                 return False
             before = self._current
@@ -275,7 +279,9 @@ class TlsIdentity:
             return f"it ended at {moment_text(facts.not_after_s)}"
         if now < facts.not_before_s:
             return f"it begins at {moment_text(facts.not_before_s)} only"
-        if facts.issuer in self._ever_trusted and facts.issuer not in current.trusted:
+        # By its own name, too: a trust store may have the certificates of single peers.
+        names = {facts.issuer, facts.subject}
+        if names & self._ever_trusted and not names & current.trusted:
             return f"its authority, {facts.issuer_text}, is not believed any more"
         for one in current.lists or ():
             if one.issuer != facts.issuer:

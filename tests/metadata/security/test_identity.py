@@ -316,6 +316,22 @@ def test_an_authority_that_is_believed_no_more_ends_what_it_has_signed(
     assert server.judge(good.der) is None
 
 
+def test_a_peer_that_was_believed_by_itself_ends_when_it_is_taken_out(
+    tmp_path: Path, authority: MintedAuthority
+) -> None:
+    peer = MintedAuthority("elsewhere").issue("java-1", hosts=["localhost"])
+    ours = authority.folder(tmp_path / "ours", hosts=["localhost"])
+    replace_file(ours / AUTHORITIES_FILE, authority.pem + peer.certificate_pem)
+    identity_of = TlsIdentity(TlsFiles.of_folder(ours))
+    shake_hands(identity_of.server_context(), client_of(tmp_path, peer, authority))
+    assert identity_of.judge(peer.der) is None
+    replace_file(ours / AUTHORITIES_FILE, authority.pem)
+    assert identity_of.refresh()
+    assert "not believed any more" in str(identity_of.judge(peer.der))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(identity_of.server_context(), client_of(tmp_path, peer, authority))
+
+
 HALVES = {
     "half a certificate": (CERTIFICATE_FILE, lambda content: content[: len(content) // 2], "has no end"),
     "no certificate": (CERTIFICATE_FILE, lambda content: b"", "holds no certificate"),
