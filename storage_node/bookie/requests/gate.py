@@ -32,7 +32,6 @@ from metadata.security.sasl.binding import server_end_point
 from metadata.security.settings import SecurityMode
 from storage_node.bookie.requests.connections import ServedConnection
 from storage_node.bookie.requests.dialects import VERSION_THREE, VERSION_TWO, Heard, Misversioned
-from storage_node.bookie.requests.limits import ALLOWANCE_BYTES
 from storage_node.edge import TlsTerms
 from storage_node.errors import ProtocolError, TlsError, TooManyFieldsError
 from storage_node.protocol import v2
@@ -54,6 +53,9 @@ from storage_node.transport.tls import securable
 
 CONNECTION: Final = "connection"
 """The event of the audit trail under which connections are noted."""
+
+MAX_REFUSALS: Final = 100
+"""Requests that are refused on one connection: each takes an answer, and a note."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class SecurityGate:
         """The client's, if it has shown one."""
         self._refused: str | None = None
         """Why nothing is heard from this client any more."""
+        self._refusals = 0
         self._open = False
         self._dialect = VERSION_THREE
 
@@ -116,8 +119,6 @@ class SecurityGate:
             self._refuse(request, "the client has not proved who it is")
         elif self._enter("a plain connection"):
             self._connection.frame_received(frame)
-        if self._link.queued_bytes > ALLOWANCE_BYTES:
-            raise ProtocolError("it takes none of the answers that refuse it", node=self._link.peer)
 
     def batch_done(self) -> None:
         """Pass it on, once the connection is heard."""
@@ -252,7 +253,12 @@ class SecurityGate:
         )
 
     def _refuse(self, request: Heard, reason: str) -> None:
-        """Refuse a request as upstream's bookies do."""
+        """Refuse a request as upstream's bookies do. A client that goes on like that is cut."""
+        self._refusals += 1
+        if self._refusals > MAX_REFUSALS:
+            self._tell(f"{reason}, and the client was told so {MAX_REFUSALS} times")
+            self._link.close()
+            return
         if isinstance(request, Misversioned):
             raise ProtocolError(f"{reason}, and version 2 has no answer to that", node=self._link.peer)
         if isinstance(request, BatchReadRequest) or (
@@ -261,7 +267,8 @@ class SecurityGate:
             self._refuse_version_2(request, reason)
         else:
             self._link.send(encode_error_response(request.txn_id, request.operation, Status.EUA))
-        self._lines.log(logging.WARNING, "refusing %s: %s", self._link.peer, reason)
+        if self._refusals == 1:  # the trail has the others
+            self._lines.log(logging.WARNING, "refusing %s: %s", self._link.peer, reason)
         self._note(False, reason, self._connection.principal, request.operation.name)
 
     def _refuse_version_2(
