@@ -115,7 +115,9 @@ class SecurityGate:
             return
         if self._starting is not None:
             if not self._hear_early(frame):
-                raise ProtocolError("bytes came in plain behind START_TLS", node=self._link.peer)
+                reason = "bytes came in plain behind the last frame before TLS"
+                self._note(False, reason, None)
+                raise ProtocolError(reason, node=self._link.peer)
             return
         request = self._decode(frame)
         if self._refused is not None:
@@ -171,7 +173,10 @@ class SecurityGate:
 
     def _hear_early(self, frame: memoryview | bytes) -> bool:
         """Keep the one message that may come in plain behind START_TLS. Returns whether it is that."""
-        request = self._decode(memoryview(frame))
+        try:
+            request = self._decode(memoryview(frame))
+        except ProtocolError:
+            return False
         if self._early is not None or not isinstance(request, AuthRequest) or request.payload:
             return False
         if request.plugin not in self._security.authenticators:
