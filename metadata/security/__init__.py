@@ -8,7 +8,10 @@ principals     `Principal`: who a peer has proved to be, and until when; how a c
 authority      one's own authority: issues, renews and revokes; `identity_folders` is how it writes
 settings       the one switch, and the keys of TLS
 secrets        `Secret`: a text that shows itself nowhere
+restrictions   `Restrictions`: what a proof itself leaves of its holder's rights
+proofs         what a proof that is not good ends in
 errors         what is wrong with our own files, or with a peer
 audit          `AuditTrail`: what was allowed and refused, as lines in a file
 rights         `RuleBook`: what a principal may do with a log, and which rule says so
+listening      where a server may listen without security
 """

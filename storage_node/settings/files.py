@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from metadata.foundation.errors import CallerError
+from metadata.foundation.private_files import private_opener
 from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import (
     WORDS,
@@ -164,7 +165,8 @@ def write_node_file(path: Path, values: Mapping[str, str]) -> None:
     file.auto_recovery()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="ascii") as new:
+        # For its owner alone from its first moment: a later value may be a password of a key store.
+        with open(path, "x", encoding="ascii", opener=private_opener) as new:
             _write_whole(new, path, text)
     except FileExistsError as error:
         raise BookieConfigurationError(
