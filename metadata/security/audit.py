@@ -151,6 +151,7 @@ class AuditKeys:
         "The file of the audit trail: who was allowed and refused what, a JSON object a line. Each process needs one "
         "of its own. Empty: there is none",
         own=True,
+        section="Audit trail",
     )
     audit_log_max_mb: int = setting(
         WHOLE,

@@ -35,6 +35,7 @@ from typing import Final
 from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.foundation.settings import did_you_mean
 from metadata.security.principals import Principal
+from metadata.security.restrictions import UNRESTRICTED, Restrictions
 
 MAX_NAME_CHARS: Final = 255
 """Of a pattern, a principal and a role."""
@@ -218,23 +219,6 @@ class Decision:
     rule: Rule | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Restriction:
-    """To what is one proof limited, besides all rules? A token may carry one: it takes away, and never gives."""
-
-    verbs: frozenset[Verb]
-    logs: tuple[LogPattern, ...]
-
-    @classmethod
-    def parse(cls, verbs: Iterable[str], logs: Iterable[str]) -> Restriction:
-        """Read the texts of a token. Raises InvalidRuleError."""
-        return cls(frozenset(map(Verb.parse, verbs)), tuple(map(LogPattern.parse, logs)))
-
-    def permits(self, verb: Verb, log: str | None) -> bool:
-        """Return whether it leaves this allowed."""
-        return verb in self.verbs and any(pattern.matches(log) for pattern in self.logs)
-
-
 # ---------------------------------------------------------------------- sets of rules
 
 RuleKey = tuple[bool, Subject, LogPattern]
@@ -325,8 +309,8 @@ def decode_rules(data: bytes, path: str) -> RuleSet:
         raise CorruptDataError(
             f"the rules of access cannot be read: {said}",
             path=path,
-            advice="Super users alone are let in until they are mended: dlspark acl list says what is there, dlspark "
-            "acl replace writes all rules anew",
+            advice="Super users alone are let in until they are mended: dlspark acl mend FILE writes all rules anew, "
+            "from what dlspark acl list has printed before",
         ) from error
 
 
@@ -406,7 +390,7 @@ class RuleBook:
         self._decided: dict[tuple[str, frozenset[str], Verb, str | None], Decision] = {}
 
     def decide(
-        self, principal: Principal | None, verb: Verb, log: str | None, restriction: Restriction | None = None
+        self, principal: Principal | None, verb: Verb, log: str | None, restrictions: Restrictions = UNRESTRICTED
     ) -> Decision:
         """Return whether the principal may do it to the log, and why; a log of None is the proxy or namespace as such.
 
@@ -414,8 +398,8 @@ class RuleBook:
         """
         if principal is None:
             return UNPROVED
-        if restriction is not None and not restriction.permits(verb, log):
-            return Decision(False, f"the token of {principal.name} does not permit {verb.value} here")
+        if restrictions is not UNRESTRICTED and not restrictions.allows(verb.value, log):
+            return Decision(False, f"the proof that {principal.name} gave is not good for {verb.value} here")
         key = (principal.name, principal.roles, verb, log)
         decision = self._decided.get(key)
         if decision is None:
@@ -429,10 +413,10 @@ class RuleBook:
         principal: Principal | None,
         verbs: Iterable[Verb],
         log: str | None,
-        restriction: Restriction | None = None,
+        restrictions: Restrictions = UNRESTRICTED,
     ) -> Decision:
         """Return the decision on the first of `verbs` that is allowed, else that on the first one."""
-        decisions = [self.decide(principal, verb, log, restriction) for verb in verbs]
+        decisions = [self.decide(principal, verb, log, restrictions) for verb in verbs]
         return next((one for one in decisions if one.allowed), decisions[0])
 
     def _decide(self, principal: Principal, verb: Verb, log: str | None) -> Decision:
@@ -441,8 +425,7 @@ class RuleBook:
                 return Decision(True, f"{one} is a super user")
         if self.broken is not None:
             return Decision(False, f"the rules of access cannot be read, so none allows anything: {self.broken}")
-        # As `Subject` has them as texts. One that no rule can name is not among them, and gets what everybody has.
-        subjects = (f"user:{principal.name}", *(f"role:{role}" for role in sorted(principal.roles)), _EVERYBODY)
+        subjects = _subjects_of(principal)
         for index in (self._denied, self._allowed):
             for subject in subjects:
                 patterns = index.get((subject, verb))
@@ -451,3 +434,40 @@ class RuleBook:
                     word = "allows" if rule.allow else "denies"
                     return Decision(rule.allow, f"a rule {word} it: {rule}", rule)
         return Decision(False, f"no rule allows {verb.value} to {principal.name}")
+
+    def visible(
+        self, principal: Principal, logs: Iterable[str], restrictions: Restrictions = UNRESTRICTED
+    ) -> list[str]:
+        """Return those of many logs to which the principal may do anything at all, in their order."""
+        if any(one.fits(principal) for one in self.super_users):
+            return [log for log in logs if any(restrictions.allows(verb.value, log) for verb in VISIBLE)]
+        if self.broken is not None:
+            return []
+        subjects = _subjects_of(principal)
+        # What is the same for all logs once: a verb that nothing allows is not looked at again.
+        tables = [
+            (verb, _tables(self._denied, subjects, verb), allowed)
+            for verb in VISIBLE
+            if (allowed := _tables(self._allowed, subjects, verb))
+        ]
+
+        def is_visible(log: str) -> bool:
+            return any(
+                restrictions.allows(verb.value, log)
+                and any(one.find(log) is not None for one in allowed)
+                and all(one.find(log) is None for one in denied)
+                for verb, denied, allowed in tables
+            )
+
+        return [log for log in logs if is_visible(log)]
+
+
+def _subjects_of(principal: Principal) -> tuple[str, ...]:
+    """Return the texts of all subjects that mean the principal, the closest first. A name that no rule can have is none
+    of a rule's, and its principal gets what everybody has."""
+    return (f"user:{principal.name}", *(f"role:{role}" for role in sorted(principal.roles)), _EVERYBODY)
+
+
+def _tables(index: Mapping[tuple[str, Verb], _Patterns], subjects: Iterable[str], verb: Verb) -> list[_Patterns]:
+    found = (index.get((subject, verb)) for subject in subjects)
+    return [one for one in found if one is not None]

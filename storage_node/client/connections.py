@@ -23,7 +23,7 @@ from typing import Protocol, TypeAlias
 
 from metadata.foundation.errors import DistributedLogError
 from storage_node.client.channels import Channel, Resolver, Surroundings, Sweeper
-from storage_node.client.entering import ClientSecurity
+from storage_node.client.entering import ClientSecurity, client_security
 from storage_node.client.health import BookieHealth, Quarantine
 from storage_node.client.nearness import Hedges, Nearness, least_pending_first, order_over_regions
 from storage_node.edge import Network
@@ -273,7 +273,7 @@ class ConnectionPool:
         """Make no connection yet. Raises IdentityError where the settings name certificates that are none."""
         self.resolve = resolve
         self.settings = settings
-        self.security = security or ClientSecurity(settings.security)
+        self.security = security or client_security(settings)
         self.network = network
         self.loop = loop
         self.health = BookieHealth(loop, settings.failure_memory_ms)

@@ -19,7 +19,8 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias
+from functools import partial
+from typing import Final, TypeAlias, TypeVar
 
 from metadata.foundation.errors import DistributedLogError
 from metadata.security.exchange import ChannelFacts
@@ -33,8 +34,10 @@ from storage_node.protocol.decoding import decode_response
 from storage_node.protocol.encoding import encode_auth_request, encode_start_tls_request
 from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.values import AuthResponse, Response
+from storage_node.settings.client import ClientSettings
 from storage_node.transport.tls import insecure_error, securable
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 Authenticating: TypeAlias = Callable[[ChannelFacts], ClientAuthentication]
@@ -121,6 +124,18 @@ class ClientSecurity:
         return link
 
 
+def client_security(settings: ClientSettings, environment: Mapping[str, str] | None = None) -> ClientSecurity:
+    """Return what a ledger client's settings prove.
+
+    Raises IdentityError, or the error of a file with names and passwords: it cannot be used.
+    """
+    authenticating: Authenticating | None = None
+    authenticator = settings.proofs.authenticator()
+    if authenticator is not None:
+        authenticating = partial(ClientAuthentication, authenticator, demands=settings.proofs.demands_proof)
+    return ClientSecurity(settings.security, environment=environment, authenticating=authenticating)
+
+
 def _error(link: Link, node: str, reason: object) -> SecureConnectionError:
     text = reason.message if isinstance(reason, DistributedLogError) else reason
     return insecure_error(f"the storage node {node} ({link.peer})", text, node=node)
@@ -140,6 +155,8 @@ class _Entering:
         self._link: Link | None = None
         self._txn_id = 0
         self._authentication: ClientAuthentication | None = None
+        self._working: asyncio.Task[None] | None = None
+        """A step of the proof that runs on a thread; the node says nothing meanwhile."""
 
     def begin(self, link: Link) -> None:
         """Send the first message."""
@@ -202,12 +219,8 @@ class _Entering:
         if self._security.authenticating is None:
             self._end()
             return
-        self.waits_for = "the answer to AUTH"
-        try:
-            self._authentication = self._security.authenticating(facts)
-            self._say(*self._authentication.first())
-        except DistributedLogError as error:
-            self._fail(error)
+        authentication = self._authentication = self._security.authenticating(facts)
+        self._work(authentication, authentication.first, lambda first: self._say(*first))
 
     def _proved(self, authentication: ClientAuthentication, response: Response) -> None:
         plugin, payload = "", b""
@@ -215,11 +228,28 @@ class _Entering:
             plugin, payload = response.plugin, response.payload
         elif response.operation is not Operation.AUTH or response.status is Status.EOK:
             raise ProtocolError(f"an answer to {response.operation.name} where AUTH was asked")
+        answered = partial(authentication.answered, int(response.status), plugin, payload)
+        self._work(authentication, answered, partial(self._go_on, authentication, plugin))
+
+    def _work(self, authentication: ClientAuthentication, step: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Make a step of the proof and go on with what it returns: on a thread where others are asked for it."""
+
+        async def on_thread() -> None:
+            try:
+                then(await asyncio.to_thread(step))
+            except DistributedLogError as error:
+                self._fail(error)
+
+        self.waits_for = "the answer to AUTH"
+        if authentication.blocks:
+            self._working = asyncio.get_running_loop().create_task(on_thread())
+            return
         try:
-            following = authentication.answered(int(response.status), plugin, payload)
+            then(step())
         except DistributedLogError as error:
             self._fail(error)
-            return
+
+    def _go_on(self, authentication: ClientAuthentication, plugin: str, following: bytes | None) -> None:
         if following is not None:
             self._say(plugin, following)
         if authentication.done:

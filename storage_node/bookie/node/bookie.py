@@ -38,6 +38,7 @@ from storage_node.bookie.journal.files import node_tag
 from storage_node.bookie.node.identity import (
     SessionFile,
     announce_location,
+    listening_host,
     name_bookie,
     software_version,
     was_read_only,
@@ -240,8 +241,9 @@ class Bookie:
         self._admission.limit = connection_limit(settings, limit)
         logger.info("%d file descriptors: up to %d connections, the rest for files", limit, self._admission.limit)
         # Locks first: whatever follows relies on no other process being this node (the former session is ended, too).
+        host = listening_host(settings)
         currents = self._claim_directories()
-        self._listener = await self._network.listen(settings.listening_address, settings.bookie_port, self._accept)
+        self._listener = await self._network.listen(host, settings.bookie_port, self._accept)
         self._address = name_bookie(settings, self._listener.port)
         await self._ledgers.layout()  # without it nothing could be collected here, and auto-recovery could not start
         cookie = Cookie(

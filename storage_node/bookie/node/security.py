@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from metadata.foundation.tasks import end_tasks
 from metadata.security.audit import NOWHERE, Noted
 from metadata.security.exchange import Authenticator
+from metadata.security.sasl.settings import check_startup_user
 from metadata.security.settings import SecurityMode, server_identity
 from storage_node.bookie.requests.gate import NodeSecurity, SecurityGate
 from storage_node.edge import Clock
@@ -34,10 +35,21 @@ def node_security(
     authenticators: Mapping[str, Authenticator] | None = None,
     audit: Noted = NOWHERE,
 ) -> NodeSecurity:
-    """Return what a node's settings demand. Raises BookieConfigurationError, IdentityError: it must not start."""
-    security, admission = settings.security, settings.admission
+    """Return what a node's settings demand; `authenticators` take the place of those that the settings name.
+
+    Raises BookieConfigurationError, IdentityError, or the error of a file of SASL's: it must not start.
+    """
+    security, admission, proofs = settings.security, settings.admission, settings.proofs
+    check_startup_user(proofs.permitted_startup_users, BookieConfigurationError)
+    if authenticators is None:
+        authenticators = proofs.authenticators(BookieConfigurationError)
     mode = security.server_mode()
     roles = frozenset(admission.authorized_roles)
+    if "certificate" in proofs.asked(BookieConfigurationError) and not roles:
+        raise BookieConfigurationError(
+            "bookieAuthProviderFactoryClass asks for a certificate with a role, and authorizedRoles names none",
+            advice="Name the roles that are let in",
+        )
     if roles and mode is SecurityMode.OFF:
         raise BookieConfigurationError(
             "authorizedRoles names roles, and without TLS nobody can show one",
@@ -54,7 +66,7 @@ def node_security(
         mode,
         server_identity(security, admission),
         roles,
-        authenticators or {},
+        authenticators,
         audit,
         security.start_tls_timeout_s,
     )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from metadata.foundation.errors import CorruptDataError
 from metadata.security import rights
 from metadata.security.principals import Principal, Scheme
+from metadata.security.restrictions import UNRESTRICTED, VERBS, Restrictions
 from metadata.security.rights import (
     ALL_VERBS,
     EVERYBODY,
@@ -19,7 +20,6 @@ from metadata.security.rights import (
     MAX_RULES,
     InvalidRuleError,
     LogPattern,
-    Restriction,
     Rule,
     RuleBook,
     RuleSet,
@@ -128,13 +128,14 @@ def test_rules_that_cannot_be_read_allow_nothing_and_the_reason_says_so() -> Non
 
 
 def test_a_restriction_takes_away_and_never_gives() -> None:
-    only = Restriction.parse(["read", "write"], ["orders*"])
+    only = Restrictions(("orders*",), frozenset({"read", "write"}))
     allowed = book("allow user:alice read,truncate *")
     assert allowed.decide(ALICE, Verb.READ, "orders2", only).allowed
     assert not allowed.decide(ALICE, Verb.READ, "invoices", only).allowed
     assert not allowed.decide(ALICE, Verb.TRUNCATE, "orders2", only).allowed
     assert not allowed.decide(ALICE, Verb.WRITE, "orders2", only).allowed
     assert not allowed.decide(OPERATOR, Verb.READ, "invoices", only).allowed
+    assert {verb.value for verb in Verb} == VERBS
 
 
 def test_any_of_some_verbs_is_enough() -> None:
@@ -295,6 +296,25 @@ def test_the_index_decides_as_its_naive_twin_in_any_order(
         assert decision.rule.who.fits(principal)
         assert decision.rule.logs.matches(log)
         assert verb in decision.rule.verbs
+
+
+@settings(max_examples=25)
+@given(st.lists(rules, max_size=8), principals, st.lists(names, max_size=4), st.sets(st.sampled_from(Verb)))
+def test_logs_are_visible_on_which_any_verb_is_allowed(
+    given_rules: list[Rule], principal: Principal, some: list[str], left: set[Verb]
+) -> None:
+    made = RuleBook(RuleSet.of(given_rules))
+    only = Restrictions(None, frozenset(verb.value for verb in left))
+    for restrictions in (UNRESTRICTED, only):
+        expected = [log for log in some if made.decide_any(principal, rights.VISIBLE, log, restrictions).allowed]
+        assert made.visible(principal, some, restrictions) == expected
+
+
+def test_super_users_see_all_and_nobody_else_sees_anything_while_the_rules_are_damaged() -> None:
+    broken = RuleBook(RuleSet.of([rule("allow * read *")]), [Subject.parse("role:operator")], broken="torn")
+    assert broken.visible(OPERATOR, ["a", "b"]) == ["a", "b"]
+    assert broken.visible(OPERATOR, ["a", "b"], Restrictions(("b",))) == ["b"]
+    assert broken.visible(ALICE, ["a", "b"]) == []
 
 
 @settings(max_examples=15)
