@@ -437,3 +437,58 @@ async def test_a_client_does_not_go_on_with_a_node_of_another_name(secured: Secu
         await secure(client.link, TlsTerms(secured.context(), "localhost"))
     await until(lambda: secured.notes.lines, every_s=0)
     assert "certificate" in secured.notes.refused()
+
+
+@pytest.mark.parametrize("apart", [0, 1, 2])
+async def test_the_empty_auth_that_java_sends_behind_start_tls_is_answered_under_tls(
+    apart: int, cluster: BookieCluster, secured: Secured
+) -> None:
+    book = GuestBook()
+    bookie = await secured.start(authenticators={"guest": book})
+    client = await cluster.connect(bookie)
+    started = client.send_ask(encode_start_tls_request)
+    early = encode_auth_request(2, "guest", b"")
+    client._txn = 2
+    if apart:
+        await started
+    answered = client._ask(early[:3] if apart == 2 else early)
+    assert client.link is not None
+    if apart == 2:
+        await until(lambda: client.link is not None and client.link.queued_bytes == 0, every_s=0)
+        client.link.send(early[3:])
+        await until(lambda: client.link is not None and client.link.queued_bytes == 0, every_s=0)
+    assert (await started).status is Status.EOK
+    assert not book.facts, "nothing is begun in plain"
+    await secure(client.link, TlsTerms(secured.context(), "127.0.0.1"))
+    assert cast(AuthResponse, await answered).payload == b"welcome"
+    assert book.facts[0].secured
+    assert await client.add(entry(1, 0)) is Status.EOK
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("kind", ["a payload", "another plugin", "two", "a read", "long", "noise"])
+async def test_whatever_else_comes_behind_start_tls_is_cut(
+    kind: str, apart: bool, cluster: BookieCluster, secured: Secured
+) -> None:
+    book = GuestBook()
+    bookie = await secured.start(authenticators={"guest": book})
+    client = await cluster.connect(bookie)
+    early = encode_auth_request(2, "guest", b"")
+    behind = {
+        "a payload": encode_auth_request(2, "guest", b"word"),
+        "another plugin": encode_auth_request(2, "other", b""),
+        "two": early + early,
+        "a read": encode_read_lac_request(2, 1),
+        "long": encode_auth_request(2, "guest", bytes(1000)),
+        "noise": b"\0\0\0\x05noise",
+    }[kind]
+    assert client.link is not None
+    if apart:
+        await client.ask(encode_start_tls_request)
+        client.link.send(behind)
+    else:
+        client.link.send(encode_start_tls_request(1), behind)
+    await until(client.closed.is_set, every_s=0)
+    assert secured.notes.refused()
+    assert not book.facts
+    assert not any(allowed for allowed, _, _ in secured.notes.lines)
