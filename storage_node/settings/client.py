@@ -13,6 +13,7 @@ from typing import Final
 
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import FLAG, MAX_INT, REAL, WHOLE, Registry, Value, setting
+from metadata.security.sasl.settings import ClientProofSettings, SaslSettings
 from metadata.security.settings import REFUSED_SECURITY, SecuritySettings
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 from storage_node.settings.placement import PAGE, REFUSED_PLACEMENT, PlacementSettings
@@ -273,6 +274,8 @@ class ClientSettings:
     """Which bookies an ensemble is made of."""
     security: SecuritySettings = field(default_factory=SecuritySettings)
     """What it proves itself with, and whom it believes."""
+    proofs: ClientProofSettings = field(default_factory=ClientProofSettings)
+    """What it proves to storage nodes beside a certificate."""
 
     def __post_init__(self) -> None:
         REGISTRY.check(self)
@@ -326,6 +329,9 @@ class ClientSettings:
             changed["placement"] = replace(base.placement, **found[PlacementSettings])  # type: ignore[arg-type]
         if SecuritySettings in found:
             changed["security"] = replace(base.security, **found[SecuritySettings])  # type: ignore[arg-type]
+        if ClientProofSettings in found or SaslSettings in found:
+            sasl = replace(base.proofs.sasl, **found.get(SaslSettings, {}))  # type: ignore[arg-type]
+            changed["proofs"] = replace(base.proofs, **found.get(ClientProofSettings, {}), sasl=sasl)  # type: ignore[arg-type]
         return replace(base, **changed)  # type: ignore[arg-type]
 
 
@@ -367,8 +373,6 @@ WITHOUT_MEANING: Mapping[str, str] = {
     **REFUSED_SECURITY,
     "authorizedRoles": _ADMISSION,
     "principalMapping": _ADMISSION,
-    "clientAuthProviderFactoryClass": "no provider of authentication is loaded by its class's name",
-    "clientRole": "what a client may do follows from who it has proved to be, not from what it says of itself",
     "registrationClientClass": "metadata lie in ZooKeeper",
     "metadataServiceUri": "the namespace's binding names the cluster",
     "zkServers": "the namespace's binding names the cluster",
@@ -389,5 +393,8 @@ WITHOUT_MEANING: Mapping[str, str] = {
 """BookKeeper's keys that are refused, and why nothing is to be set."""
 
 REGISTRY: Final = Registry(
-    [ClientSettings, PlacementSettings, SecuritySettings], CallerError, page=PAGE, refused=WITHOUT_MEANING
+    [ClientSettings, PlacementSettings, SecuritySettings, SaslSettings, ClientProofSettings],
+    CallerError,
+    page=PAGE,
+    refused=WITHOUT_MEANING,
 )

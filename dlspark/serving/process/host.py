@@ -52,6 +52,7 @@ from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import ProxyKind, Request
 from metadata.foundation.errors import CallerError, DistributedLogError, present
 from metadata.security.audit import NOWHERE, Noted
+from metadata.security.listening import ListeningRule, is_loopback
 from metadata.store import join
 from storage_node.edge import Network
 
@@ -77,6 +78,11 @@ class HostSettings(Protocol):
         ...
 
     @property
+    def insecure_listen(self) -> str:
+        """What happens where it would listen on more than loopback without security: REFUSE or ALLOW."""
+        ...
+
+    @property
     def port(self) -> int:
         """For frames; 0: any."""
         ...
@@ -89,6 +95,11 @@ class HostSettings(Protocol):
     @property
     def stats_port(self) -> int:
         """For the page; 0: any, NO_PORT: none."""
+        ...
+
+    @property
+    def stats_host(self) -> str:
+        """The address to listen on with the page."""
         ...
 
     @property
@@ -226,14 +237,15 @@ class ServiceHost:
             shown: the proxy as its page shows it.
             grace_s: how long an end waits for answers to leave.
 
-        Raises CallerError for the page's port, OSError for that of frames where it is taken, and the errors of
-        `open_namespace`.
+        Raises CallerError for the page's port and for what others could reach without security, OSError for the port
+        of frames where it is taken, and the errors of `open_namespace`.
         """
         settings = self._settings
+        listening = self._listening_host()  # first of all: what must not listen tells nobody that it is there
         self.noted = open_audit(self._access, self.ending)
         if self.has_page:
             self._page = ProxyPage(shown, registry_of(self.statistics))
-            await self._page.start(settings.host, settings.stats_port)
+            await self._page.start(self._page_host(), settings.stats_port)
             self.ending.push_async_callback(self._page.close)
         namespace = self._namespace = await open_namespace()
         self.ending.push_async_callback(namespace.close)
@@ -244,7 +256,7 @@ class ServiceHost:
         # The port is opened before there is a service: locks and members name the location, which has the port.
         frames = FramesServer(self.network, self._entrance, limits=self._limits)
         self.ending.push_async_callback(frames.close, grace_s=grace_s)
-        await frames.start(settings.host, settings.port)
+        await frames.start(listening, settings.port)
         self._endpoint = self._own(frames.port)
         return namespace, frames
 
@@ -263,7 +275,7 @@ class ServiceHost:
             endpoint,
             self._settings.shard,
             grpc=self._own(grpc.port) if grpc is not None else None,
-            stats=self._own(self._page.port) if self._page is not None else None,
+            stats=self._announced_page(),
             region=region,
         )
         self.directory.use_own(member)
@@ -281,7 +293,7 @@ class ServiceHost:
                 "server_grpc_port (--grpc-port) of a write proxy, grpcPort of a read proxy",
             ) from error
         server = GrpcServer(self._entrance, limits=limits, names=self.directory)
-        await server.start(self._settings.host, self._settings.grpc_port)
+        await server.start(self._listening_host(), self._settings.grpc_port)
         self.ending.push_async_callback(server.close)
         return server
 
@@ -289,6 +301,30 @@ class ServiceHost:
     def _entrance(self) -> ProxyService:
         """Where the bindings bring what comes."""
         return self.rights or self.door
+
+    def _listening_host(self) -> str:
+        """Return where frames and gRPC are served. Raises CallerError where that is not safe."""
+        key = "listenHost" if self._kind is ProxyKind.READ else "server_host"
+        rule = ListeningRule(f"the {self._kind.name.lower()} proxy", key, self._settings.insecure_listen)
+        return rule.host(self._settings.host, secured=False, advertised=self._settings.advertised_host)
+
+    def _page_host(self) -> str:
+        key = "statsHost" if self._kind is ProxyKind.READ else "server_stats_host"
+        rule = ListeningRule(
+            "the page with health and metrics",
+            key,
+            self._settings.insecure_listen,
+            harm="read the proxy's state, names of streams, and metrics",
+        )
+        return rule.host(self._settings.stats_host, secured=False)
+
+    def _announced_page(self) -> ProxyEndpoint | None:
+        """Return where others find the page; None where only this machine can reach it, and others know this proxy: at
+        the loopback address they would ask a process of their own."""
+        if self._page is None:
+            return None
+        reached = not is_loopback(self._settings.stats_host) or is_loopback(self._settings.advertised_host)
+        return self._own(self._page.port) if reached else None
 
     def _own(self, port: int) -> ProxyEndpoint:
         return ProxyEndpoint(self._settings.advertised_host or socket.gethostname(), port)

@@ -20,6 +20,7 @@ from metadata.foundation.settings import (
     Registry,
     setting,
 )
+from metadata.security.listening import LOOPBACK, insecure_listen_setting
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 MIB: Final = 1024 * 1024
@@ -49,11 +50,13 @@ class ReadProxySettings(AccessKeys):
     """
 
     host: str = _text(
-        "0.0.0.0",
+        "",
         "listenHost",
-        "The address to listen on",
+        "The address to listen on; empty: every address of the machine, which needs security or insecureListen=allow; "
+        "without them the loopback address that advertisedHost names, if it names one",
         section="The process",
     )
+    insecure_listen: str = insecure_listen_setting()
     port: int = _own(8100, "port", "The port for frames; 0 takes a free one", minimum=0, maximum=65535)
     grpc_port: int = _own(
         -1, "grpcPort", "The port for gRPC; 0 takes a free one, -1 leaves gRPC out", minimum=-1, maximum=65535
@@ -84,6 +87,11 @@ class ReadProxySettings(AccessKeys):
         "The port of the page with health and metrics; 0 takes a free one, -1 leaves it out",
         minimum=-1,
         maximum=65535,
+    )
+    stats_host: str = _text(
+        LOOPBACK,
+        "statsHost",
+        "The address of the page with health and metrics. Where others cannot reach it, the proxy does not announce it",
     )
     shard: int = _own(-1, "shardId", "The number of this proxy among those of the namespace; -1: none", minimum=-1)
     ring_bytes: int = _own(
