@@ -20,6 +20,7 @@ from typing import TypeVar
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError
+from metadata.security.listening import ALLOW
 from metadata.store import Op, OpResult, SessionState
 from metadata.zookeeper.memory import MemorySession, MemoryTree
 from simulation.checkers.durability import JOURNAL_DIRECTORIES
@@ -211,6 +212,7 @@ class NodeMachine(Machine):
             ledger_directories=("/ledgers1", "/ledgers2")[: rng.choice((1, 1, 2))],
             bookie_port=PORT,
             listening_address="",
+            insecure_listen=ALLOW,
             advertised_address=self.name,
             bookie_id=self.bookie_id,
             journal_pre_alloc_size_mb=1,

@@ -18,6 +18,7 @@ from dlspark.core.metrics.registries import NO_STATISTICS
 from dlspark.core.settings.settings import Settings
 from dlspark.serving.read_proxy.proxy import ReadProxy
 from dlspark.serving.read_proxy.settings import ReadProxySettings
+from metadata.security.listening import ALLOW
 from simulation.cluster import KIB, World
 from simulation.environment.loop import Process
 from simulation.environment.metadata import SimulatedStore
@@ -47,10 +48,10 @@ def draw_settings(rng: Random) -> ReadProxySettings:
         "read_balance": rng.choice((0.0, 1.0, 1.0, 1.25)),
     }
     if rng.random() < 0.5:
-        return ReadProxySettings(**values)  # type: ignore[arg-type]
+        return ReadProxySettings(**values, insecure_listen=ALLOW)  # type: ignore[arg-type]
     rings = {"ring_bytes": SMALL_RING_BYTES, "rings_bytes": 2 * SMALL_RING_BYTES, "decoded_bytes": SMALL_RING_BYTES}
     turns = {"catch_up_bytes": 2 * SMALL_RING_BYTES, "catch_up_turn_bytes": SMALL_RING_BYTES}
-    return SmallRings(**values, **rings, **turns, chunk_bytes=KIB)  # type: ignore[arg-type]
+    return SmallRings(**values, **rings, **turns, chunk_bytes=KIB, insecure_listen=ALLOW)  # type: ignore[arg-type]
 
 
 class ReadProxyMachine(ServingMachine):

@@ -28,6 +28,7 @@ from dlspark.serving.protocol.operations import Answer, Request
 from dlspark.serving.write_proxy.proxy import WriteProxy
 from dlspark.serving.write_proxy.settings import ProxyConfiguration, WriteProxySettings
 from metadata.foundation.errors import DistributedLogError
+from metadata.security.listening import ALLOW
 from simulation.checkers.logs import NAMESPACE_PATH, WriterSession
 from simulation.checkers.proxies import ProxyCheckers
 from simulation.cluster import CLIENT_SETTINGS, Machine, NodeMachine, World
@@ -286,6 +287,7 @@ class ProxyTier:
             port=machine.port,
             grpc_port=-1,
             shard=shard,
+            insecure_listen=ALLOW,
             take_timeout_ms=self._take_timeout_ms,
         )
         proxy = WriteProxy(

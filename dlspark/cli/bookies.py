@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlspark.cli.common import Output, OutputOption, confirm
+from dlspark.cli.common import InsecureListenOption, Output, OutputOption, confirm
 from metadata.foundation.errors import CallerError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def run(
     conf: Annotated[
         Path | None, typer.Option("--conf", help="Properties file; `dlspark bookie init` writes one.")
     ] = None,
+    insecure_listen: InsecureListenOption = False,
 ) -> None:
     """Run one storage node in the foreground until SIGTERM, or one of the tools below."""
     if context.invoked_subcommand is not None:
@@ -33,7 +34,7 @@ def run(
         )
     from storage_node.bookie.__main__ import main
 
-    raise typer.Exit(main(["--conf", str(conf)]))
+    raise typer.Exit(main(["--conf", str(conf), *(["--insecure-listen"] if insecure_listen else [])]))
 
 
 def status(conf: ConfOption, output: OutputOption = Output.TEXT) -> None:

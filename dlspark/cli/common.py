@@ -34,6 +34,7 @@ import typer
 from dlspark.default_namespace import uri_or_default
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.plurals import counted
+from metadata.security.listening import INSECURE_LISTEN_HELP
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
@@ -63,6 +64,7 @@ ConcurrencyOption = Annotated[int, typer.Option("--concurrency", min=1, help="Lo
 FilterOption = Annotated[
     str | None, typer.Option("--filter", help="Regular expression: logs whose names begin with it.")
 ]
+InsecureListenOption = Annotated[bool, typer.Option("--insecure-listen", help=INSECURE_LISTEN_HELP)]
 NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
 NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="[LOG]...", help="Logs.")]
 

@@ -14,6 +14,7 @@ from dlspark.cli.common import (
     At,
     ConfOption,
     DryRunOption,
+    InsecureListenOption,
     Json,
     SetOption,
     UriOption,
@@ -83,6 +84,7 @@ def write(
         Appraiser,
         typer.Option("--load-appraiser", help="How streams are weighed: all alike, or by the bytes that they take."),
     ] = Appraiser.EQUAL,
+    insecure_listen: InsecureListenOption = False,
 ) -> None:
     """Run a write proxy in the foreground, until SIGTERM: it hands its streams over to the others then.
 
@@ -91,19 +93,24 @@ def write(
     from dlspark.serving.write_proxy.__main__ import Flags, run_write_proxy
     from dlspark.serving.write_proxy.proxy import ProxyRole
 
-    flags = Flags(port, grpc_port, stats_port, shard)
+    flags = Flags(port, grpc_port, stats_port, shard, insecure_listen)
     role = ProxyRole(announce, measured_loads=load_appraiser is Appraiser.MEASURED)
     raise typer.Exit(run_write_proxy(namespace_uri(uri), conf, values or (), flags, role, stream_conf))
 
 
-def read(uri: UriOption = None, conf: ConfOption = None, values: SetOption = None) -> None:
+def read(
+    uri: UriOption = None,
+    conf: ConfOption = None,
+    values: SetOption = None,
+    insecure_listen: InsecureListenOption = False,
+) -> None:
     """Run a read proxy in the foreground, until SIGTERM. Settings: docs/settings/read-proxy.md.
 
     A second signal ends it at once.
     """
     from dlspark.serving.read_proxy.__main__ import run_read_proxy
 
-    raise typer.Exit(run_read_proxy(namespace_uri(uri), conf, values or ()))
+    raise typer.Exit(run_read_proxy(namespace_uri(uri), conf, values or (), insecure_listen=insecure_listen))
 
 
 # ---------------------------------------------------------------------- listing them

@@ -13,11 +13,16 @@ same: it is told as not done, and the object is left to the sweep.
 It never leaves the root: each folder below it is opened by its own name from the one above it and is no symbolic link,
 so no link that is put there leads out. The root itself may be a link, and is never made here: where the file system is
 not mounted, its files must not come to lie below the empty mount point, nor seem to be gone.
+
+Who may read is the root's own rights: a folder or file gives group and others what the folder above it gives them, and
+never the right to write. So a root of 0700 holds files of 0600, and one of 0750 files that its group may read, whatever
+the umask would give away. A root that is open to everybody on the machine is warned of, once, and left as it is.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -44,7 +49,10 @@ from dlspark.objects.opened_store import READ_POLICY, OpenedStore, ReadPolicy, c
 from dlspark.objects.store import ObjectInfo, OpenUpload
 from dlspark.objects.threaded_writer import ThreadedWriter, begun
 from metadata.foundation.errors import check
+from metadata.foundation.private_files import DIRECTORY_MODE, FILE_MODE
 from metadata.foundation.tasks import together
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -67,6 +75,10 @@ _NOT_REACHED: Final = (
     errno.ENETUNREACH,
 )
 """Of a file system that is mounted from elsewhere: nobody answers there."""
+_READABLE: Final = stat.S_IRGRP | stat.S_IROTH
+_ENTERED: Final = stat.S_IXGRP | stat.S_IXOTH
+_told_open: set[str] = set()
+"""Roots of which it was said that they are open to everybody."""
 _FOLDER_TRIES: Final = 20
 """A folder that becomes empty is taken away, perhaps while another writer goes into it."""
 
@@ -77,6 +89,18 @@ class _RootFolder:
 
     path: str
     may_be_gone: bool
+
+    def warn_if_open(self, mode: int) -> None:
+        """Say once in this process that everybody may read what is written here. Called from threads."""
+        if mode & stat.S_IROTH and mode & stat.S_IXOTH and self.path not in _told_open:
+            _told_open.add(self.path)
+            logger.warning(
+                "every user of this machine may read the files in %s, for the folder is open to all (mode %04o). If "
+                "that is not meant: chmod o-rwx %s",
+                self.path,
+                stat.S_IMODE(mode),
+                self.path,
+            )
 
 
 class LocalStore(OpenedStore):
@@ -261,6 +285,8 @@ def _folder_of(root: _RootFolder, parts: Sequence[str], url: str, *, make: bool)
             "comes to lie below a mount point that is empty",
         ) from error
     try:
+        if make:
+            root.warn_if_open(os.fstat(descriptor).st_mode)
         for part in parts:
             if make:
                 _make_folder(descriptor, part)
@@ -275,7 +301,7 @@ def _folder_of(root: _RootFolder, parts: Sequence[str], url: str, *, make: bool)
 
 def _make_folder(above: int, name: str) -> None:
     try:
-        os.mkdir(name, dir_fd=above)
+        os.mkdir(name, DIRECTORY_MODE | os.fstat(above).st_mode & (_READABLE | _ENTERED), dir_fd=above)
     except FileExistsError:
         pass  # and yet synced: the writer that made it may not have come so far
     os.fsync(above)  # a file in it is durable only if the folder is
@@ -289,7 +315,8 @@ def _new_file(root: _RootFolder, folder: str, temporary: str, url: str) -> tuple
         try:
             descriptor = _folder_of(root, parts, url, make=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            return descriptor, os.open(temporary, flags, 0o666, dir_fd=descriptor)
+            rights = FILE_MODE | os.fstat(descriptor).st_mode & _READABLE
+            return descriptor, os.open(temporary, flags, rights, dir_fd=descriptor)
         except OSError as error:
             if descriptor >= 0:
                 os.close(descriptor)

@@ -23,7 +23,7 @@ from dlspark.sandbox.processes import (
     first_line,
     log_tail,
 )
-from metadata.foundation.private_files import make_private_directory
+from metadata.foundation.private_files import DIRECTORY_MODE, make_private_directory
 from metadata.foundation.processes import ending_with_parent
 
 CONF: Final = "cold.conf"
@@ -46,7 +46,7 @@ def write_conf(directory: Path, files: Path) -> Path:
     """Write the file of settings, and make the folder for files; returns the former."""
     import javaproperties
 
-    files.mkdir(parents=True, exist_ok=True)
+    files.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     conf = directory / CONF
     conf.write_text(javaproperties.dumps(cold_settings(files), timestamp=None))
     return conf

@@ -160,6 +160,7 @@ class SandboxProxies:
                 "port": place.frames_port,
                 "grpcPort": place.grpc_port,
                 "statsPort": 0,
+                "statsHost": place.host,
             }
             module = "dlspark.serving.read_proxy"
         else:
@@ -169,6 +170,7 @@ class SandboxProxies:
                 "server_port": place.frames_port,
                 "server_grpc_port": place.grpc_port,
                 "server_stats_port": 0,
+                "server_stats_host": place.host,
                 "server_shard": index,
                 "zkSessionTimeoutSeconds": SESSION_S,
             }

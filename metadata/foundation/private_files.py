@@ -32,6 +32,11 @@ def make_private_directory(path: str | os.PathLike[str]) -> None:
         close_to_others(path)
 
 
+def private_opener(path: str, flags: int) -> int:
+    """Open a file that, where it is made, is for this user alone: the `opener` of `open`."""
+    return os.open(path, flags, FILE_MODE)
+
+
 def close_to_others(path: str | os.PathLike[str]) -> None:
     """Take what other users may do with a directory and with the files right in it.
 

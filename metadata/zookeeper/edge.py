@@ -48,8 +48,8 @@ from metadata.zookeeper.tls_socket import (
     ENDED_AFTER_HANDSHAKE,
     CertificatesUnreadError,
     ClientTls,
+    SessionTlsSocket,
     TlsFailure,
-    TlsSocket,
     tls_failure,
 )
 
@@ -94,7 +94,7 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self._direct: set[str] = set()
         self._deadline: float | None = None
         self._heard_at = 0.0
-        self._socket: socket.socket | TlsSocket | None = None
+        self._socket: socket.socket | SessionTlsSocket | None = None
         self._aborted = False
         self._running = True
         self.completion_queue = _LoopQueue(self)
@@ -177,7 +177,7 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self, readers: list[Any], writers: list[Any], failing: list[Any], timeout: float | None
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Wait; a connection by TLS is ready to be read when there is something decrypted."""
-        secured = [one for one in readers if isinstance(one, TlsSocket)]
+        secured = [one for one in readers if isinstance(one, SessionTlsSocket)]
         decrypted = [one for one in secured if one.pending()]
         ends = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -193,7 +193,7 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def create_connection(
         self, address: tuple[str, int], timeout: float | None = None, hostname: str | None = None, **_tls: object
-    ) -> socket.socket | TlsSocket:
+    ) -> socket.socket | SessionTlsSocket:
         """Connect in slices, so that `abort` ends it; by way of the SOCKS proxy where there is one, and by TLS where
         the session has it, whose certificate must be that of `hostname`. kazoo's own TLS is not used."""
         deadline = math.inf if self._deadline is None else self._deadline
@@ -218,7 +218,7 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self._socket = made
         return made
 
-    def _secured(self, connection: socket.socket, server_name: str, deadline: float) -> TlsSocket:
+    def _secured(self, connection: socket.socket, server_name: str, deadline: float) -> SessionTlsSocket:
         assert self.tls is not None
         try:
             self.tls.refresh()
@@ -237,7 +237,7 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
             while not self._ready_in_slice(connection, select.POLLIN, deadline):
                 pass
 
-        secured = TlsSocket(connection, context, server_name, await_writable)
+        secured = SessionTlsSocket(connection, context, server_name, await_writable)
         secured.shake_hands(await_readable)
         return secured
 
@@ -283,7 +283,7 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         connection = self._socket
         if connection is not None:
             try:
-                if isinstance(connection, TlsSocket):
+                if isinstance(connection, SessionTlsSocket):
                     connection.break_off()
                 else:
                     connection.shutdown(socket.SHUT_RDWR)
@@ -471,7 +471,7 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         """Pass on what TLS has to do with the end of an attempt: kazoo makes one error of all, whose context it is."""
         failure = tls_failure(error.__context__ or error, host)
         lost = isinstance(error, ConnectionDropped)
-        if failure is None and lost and isinstance(self._socket, TlsSocket):
+        if failure is None and lost and isinstance(self._socket, SessionTlsSocket):
             failure = TlsFailure(ENDED_AFTER_HANDSHAKE, lasting=False)
         if failure is None:
             if self._failures.pop((host, port), None) is None:

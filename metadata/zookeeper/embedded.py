@@ -30,6 +30,7 @@ from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
 from metadata.foundation.private_files import make_private_directory
 from metadata.foundation.processes import ending_with_parent
+from metadata.security.listening import ALLOW, REFUSE, ListeningRule
 from metadata.zookeeper.homing import four_letters
 from metadata.zookeeper.secure_server import NETTY_JARS, ServerSecurity, plain_ports
 from metadata.zookeeper.tls_socket import FixedTls
@@ -131,6 +132,9 @@ class EmbeddedZooKeeper:
             be one for `host`, and have both uses. The files are looked at again every few seconds.
         member: its place in an ensemble, which needs a port that was chosen; None: it is alone. `start` then returns
             only once enough others run: `launch` all first, and `await_serving` after that.
+        insecure_listen: allow a `host` that other machines can reach, though nobody has to prove who he is.
+
+    Raises CallerError for a member without a port, and for such a host unless it is allowed.
     """
 
     def __init__(
@@ -143,9 +147,12 @@ class EmbeddedZooKeeper:
         heap_mb: int = HEAP_MB,
         security: ServerSecurity | None = None,
         member: EnsembleMember | None = None,
+        insecure_listen: bool = False,
     ) -> None:
         if member is not None and port == 0:
             raise CallerError("a server of an ensemble needs a port that the others know", advice="Choose one")
+        rule = ListeningRule("the embedded ZooKeeper", "host", ALLOW if insecure_listen else REFUSE)
+        rule.host(host, secured=False)
         self._member = member
         self._directory = Path(directory)
         self._host = host

@@ -1,4 +1,4 @@
-"""`TlsSocket`: TLS on a socket of kazoo's, and what it means where TLS fails.
+"""`SessionTlsSocket`: TLS on a socket of kazoo's, and what it means where TLS fails.
 
 The socket below stays a plain one, and TLS is done between two buffers beside it. So nothing can take TLS off a
 connection that is in use (Python's `SSLSocket.shutdown` does, and what is sent after it goes in clear text), kazoo
@@ -96,7 +96,7 @@ def tls_failure(error: BaseException, server_name: str) -> TlsFailure | None:
     return TlsFailure(f"TLS failed: {reason.lower().replace('_', ' ')}", lasting=True)
 
 
-class TlsSocket:
+class SessionTlsSocket:
     """Takes the place of a socket in kazoo's hands. Of one thread, but for `break_off`.
 
     Args:

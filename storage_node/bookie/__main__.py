@@ -14,13 +14,15 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from metadata.foundation.descriptors import raise_limit
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
+from metadata.security.listening import ALLOW, INSECURE_LISTEN_HELP
 from storage_node.bookie.node.bookie import Bookie
-from storage_node.bookie.node.endpoints import shown
+from storage_node.bookie.node.endpoints import check_listening, shown
 from storage_node.edge import Disk, Network
 from storage_node.settings.bookie import BookieSettings
 from storage_node.settings.files import NodeFile
@@ -43,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a node; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m storage_node.bookie", description="Run one storage node.")
     parser.add_argument("--conf", required=True, help="properties file; conf/bookie.conf lists the keys")
+    parser.add_argument("--insecure-listen", action="store_true", help=INSECURE_LISTEN_HELP)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     before, now = raise_limit()
@@ -51,7 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         file = NodeFile.read(options.conf)
         recovery = file.auto_recovery()  # checked in any case
-        return run(file.bookie(), recovery=recovery if recovery.auto_recovery_daemon_enabled else None)
+        settings = file.bookie()
+        if options.insecure_listen:
+            settings = replace(settings, insecure_listen=ALLOW)
+        return run(settings, recovery=recovery if recovery.auto_recovery_daemon_enabled else None)
     except DistributedLogError as error:
         logger.critical("%s", error)
     except OSError as error:
@@ -92,6 +98,7 @@ async def _serve(
 ) -> int:
     from metadata.zookeeper.client import ZooKeeperStore
 
+    check_listening(settings)  # before anything is waited for
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

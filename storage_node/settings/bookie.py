@@ -6,12 +6,15 @@ is within its bounds is checked as it is read; what values say together, when th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from metadata.bookkeeper.topology import check_location
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, WORDS, required, setting
+from metadata.security.listening import LOOPBACK, insecure_listen_setting
+from metadata.security.sasl.settings import NodeProofSettings
+from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.errors import BookieConfigurationError
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
@@ -56,7 +59,14 @@ class BookieSettings:
         maximum=65535,
         section="Name and address",
     )
-    listening_address: str = setting(TEXT, "", "listeningAddress", "Address to listen on; empty: all interfaces")
+    listening_address: str = setting(
+        TEXT,
+        "",
+        "listeningAddress",
+        "Address to listen on; empty: all interfaces, which needs security or insecureListen=allow; without "
+        "them the loopback address that advertisedAddress names, if it names one",
+    )
+    insecure_listen: str = insecure_listen_setting()
     advertised_address: str = setting(
         TEXT, "", "advertisedAddress", "Host name that clients get; empty: listeningAddress, else this host's name"
     )
@@ -262,7 +272,11 @@ class BookieSettings:
         section="HTTP",
     )
     http_server_host: str = setting(
-        TEXT, "0.0.0.0", "httpServerHost", "Address to listen on; 127.0.0.1 keeps it to this host"
+        TEXT,
+        LOOPBACK,
+        "httpServerHost",
+        "Address to listen on; 0.0.0.0: all interfaces, which needs httpServerTlsEnable, or insecureListen=allow. In "
+        "BookKeeper it is 0.0.0.0 if not set",
     )
     http_server_port: int = setting(
         WHOLE, 8080, "httpServerPort", "0 takes a free one, which the log names", minimum=0, maximum=65535
@@ -319,6 +333,13 @@ class BookieSettings:
         minimum=1,
     )
     is_throttle_by_bytes: bool = setting(FLAG, False, "isThrottleByBytes", "Limit compaction by bytes, not by entries")
+
+    security: SecuritySettings = field(default_factory=SecuritySettings)
+    """What the node proves itself with, and whom it believes."""
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    """Whom it lets in, of those who have proved who they are."""
+    proofs: NodeProofSettings = field(default_factory=NodeProofSettings)
+    """What it asks of them beside a certificate."""
 
     def __post_init__(self) -> None:
         for key, directories in (

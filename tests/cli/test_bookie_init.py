@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import stat
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def test_a_file_is_written_with_the_nodes_own_places_and_every_other_default(tmp
     path = tmp_path / "etc" / "node-1.conf"
     places = ["--journal", tmp_path / "j", "--ledgers", tmp_path / "l1", "--ledgers", tmp_path / "l2"]
     status, said = init(path, *places, "--zookeeper", "zk1:2181,zk2:2181", "--port", 3182, "--set", "bookieId=node-1")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600, "a password of a key store may come to stand in it"
     assert (status, said.splitlines()[1]) == (0, f"Start the node with: dlspark bookie --conf {path}")
     assert files.NodeFile.read(path).bookie() == BookieSettings(
         (str(tmp_path / "j"),),

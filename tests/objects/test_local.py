@@ -211,6 +211,27 @@ async def test_no_symbolic_link_below_the_root_is_followed(store: ObjectStore, f
     assert (outside / "secret.parquet").read_bytes() == b"secret", "the link went, not what it led to"
 
 
+@pytest.mark.usefixtures("no_umask")
+@pytest.mark.parametrize(
+    ("root", "below", "file", "warned"),
+    [
+        (0o700, 0o700, 0o600, False),
+        (0o750, 0o750, 0o640, False),
+        (0o770, 0o750, 0o640, False),
+        (0o1777, 0o755, 0o644, True),
+    ],
+)
+async def test_files_are_for_those_whom_the_root_lets_in_and_for_nobody_to_change(
+    store: ObjectStore, folder: Path, root: int, below: int, file: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.chmod(folder, root)
+    await put(store, f"{store.root}/ns/log/a.parquet", b"x")
+    await put(store, f"{store.root}/ns/log/b.parquet", b"x")
+    modes = [stat.S_IMODE(os.stat(folder / name).st_mode) for name in ("ns", "ns/log", "ns/log/a.parquet")]
+    assert modes == [below, below, file]
+    assert [f"chmod o-rwx {folder}" in said for said in caplog.messages] == [True] * warned
+
+
 async def test_a_root_may_be_a_link(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     os.symlink(tmp_path / "disk", folder)

@@ -25,7 +25,8 @@ A namespace counts by itself, and the registry of prometheus_client shows the su
         ...
     stop()
 
-`serve_metrics` listens on the local host's address; with `host="0.0.0.0"` every host that can connect can read. A
+`serve_metrics` listens on the local host's address; with `host="0.0.0.0", insecure_listen=True` every
+host that can connect can read. A
 program that serves `prometheus_client.REGISTRY` already needs nothing. Another registry is
 `Namespace.open(uri, statistics=dlspark.Statistics(registry))`; nothing is measured with
 `statistics=dlspark.NO_STATISTICS`. prometheus_client's mode for several processes with one registry does not see these

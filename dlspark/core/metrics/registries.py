@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 from dlspark.core.metrics.catalog import METRICS, Measures, MetricInfo, MetricKind
 from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import CallerError
+from metadata.security.listening import LOOPBACK, is_loopback
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -58,13 +59,25 @@ def registry_of(statistics: Statistics) -> CollectorRegistry:
     return REGISTRY
 
 
-def serve_metrics(port: int, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> Callable[[], None]:
+def serve_metrics(
+    port: int,
+    host: str = LOOPBACK,
+    registry: CollectorRegistry | None = None,
+    *,
+    insecure_listen: bool = False,
+) -> Callable[[], None]:
     """Answer HTTP requests for `/metrics` from a thread of its own; returns a function that ends it.
 
-    There is no authentication: by default only this machine can connect. Raises CallerError where the port cannot be
-    used.
+    There is no authentication: a `host` that other machines can reach is refused unless `insecure_listen` allows it.
+    Raises CallerError for such a host, and where the port cannot be used.
     """
     from prometheus_client import start_http_server
+
+    if not insecure_listen and not is_loopback(host):
+        raise CallerError(
+            f"metrics would be served on {host or 'every address here'} to whoever asks; they are not served",
+            advice=f"Leave the host at {LOOPBACK}, or say that the network is protection enough: insecure_listen=True",
+        )
 
     try:
         server, thread = start_http_server(port, host, registry_of(Statistics(registry)))

@@ -31,6 +31,7 @@ from dlspark.core.runtime import new_event_loop
 from metadata.foundation.descriptors import raise_limit
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
+from metadata.security.listening import ALLOW, INSECURE_LISTEN, INSECURE_LISTEN_HELP
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -73,7 +74,13 @@ def program_parser(module: str, description: str, *, keys: str) -> argparse.Argu
     parser.add_argument("-u", "--uri", help="the namespace; DLSPARK_URI, or a running sandbox's, unless given")
     parser.add_argument("-c", "--conf", help=f"properties file; {keys} lists the keys")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting, over the file's")
+    parser.add_argument("--insecure-listen", action="store_true", help=INSECURE_LISTEN_HELP)
     return parser
+
+
+def listening_values(*, insecure_listen: bool) -> dict[str, str]:
+    """Return the settings for which the option --insecure-listen stands."""
+    return {INSECURE_LISTEN: ALLOW} if insecure_listen else {}
 
 
 def run_program(make: Callable[[], RunningProxy], name: str) -> int:

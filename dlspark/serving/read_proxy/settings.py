@@ -9,6 +9,7 @@ from typing import Final
 
 from dlspark.errors import SettingsError
 from dlspark.serving.bindings.service import CONNECTIONS
+from dlspark.serving.process.access import AccessKeys
 from dlspark.serving.routing.ring import BALANCE
 from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import (
@@ -19,6 +20,7 @@ from metadata.foundation.settings import (
     Registry,
     setting,
 )
+from metadata.security.listening import LOOPBACK, insecure_listen_setting
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 MIB: Final = 1024 * 1024
@@ -41,18 +43,20 @@ def _text(default: str, key: str, meaning: str, *, section: str = "") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadProxySettings:
+class ReadProxySettings(AccessKeys):
     """The settings of one read proxy: what it may use, and where it listens (docs/settings/read-proxy.md).
 
     Raises SettingsError for values that contradict each other, or cannot be.
     """
 
     host: str = _text(
-        "0.0.0.0",
+        "",
         "listenHost",
-        "The address to listen on",
+        "The address to listen on; empty: every address of the machine, which needs security or insecureListen=allow; "
+        "without them the loopback address that advertisedHost names, if it names one",
         section="The process",
     )
+    insecure_listen: str = insecure_listen_setting()
     port: int = _own(8100, "port", "The port for frames; 0 takes a free one", minimum=0, maximum=65535)
     grpc_port: int = _own(
         -1, "grpcPort", "The port for gRPC; 0 takes a free one, -1 leaves gRPC out", minimum=-1, maximum=65535
@@ -83,6 +87,11 @@ class ReadProxySettings:
         "The port of the page with health and metrics; 0 takes a free one, -1 leaves it out",
         minimum=-1,
         maximum=65535,
+    )
+    stats_host: str = _text(
+        LOOPBACK,
+        "statsHost",
+        "The address of the page with health and metrics. Where others cannot reach it, the proxy does not announce it",
     )
     shard: int = _own(-1, "shardId", "The number of this proxy among those of the namespace; -1: none", minimum=-1)
     ring_bytes: int = _own(
@@ -159,6 +168,7 @@ class ReadProxySettings:
 
     def __post_init__(self) -> None:
         REGISTRY.check(self)
+        self.super_subjects()
         if 0 < self.read_balance < 1:
             raise SettingsError(
                 f"readBalance={self.read_balance} is below 1: not all logs could be read",

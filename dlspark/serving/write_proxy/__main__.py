@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dlspark.serving.process.run import program_parser, run_program
+from dlspark.serving.process.run import listening_values, program_parser, run_program
 from dlspark.serving.write_proxy.proxy import ProxyRole, WriteProxy
 from dlspark.serving.write_proxy.settings import read_configuration, with_stream_files
 from metadata.foundation.settings import Value, values_given
@@ -31,6 +31,7 @@ class Flags:
     grpc_port: int | None = None
     stats_port: int | None = None
     shard: int | None = None
+    insecure_listen: bool = False
 
     def values(self) -> dict[str, Value]:
         """Return those that are given, by key."""
@@ -40,7 +41,8 @@ class Flags:
             "server_stats_port": self.stats_port,
             "server_shard": self.shard,
         }
-        return {key: value for key, value in flags.items() if value is not None}
+        given: dict[str, Value] = {key: value for key, value in flags.items() if value is not None}
+        return {**given, **listening_values(insecure_listen=self.insecure_listen)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.uri,
         options.conf,
         options.set,
-        Flags(options.port, options.grpc_port, options.stats_port, options.shard),
+        Flags(options.port, options.grpc_port, options.stats_port, options.shard, options.insecure_listen),
         ProxyRole(options.announce, options.load_appraiser == "measured"),
         options.stream_conf,
     )

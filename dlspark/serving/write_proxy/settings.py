@@ -29,6 +29,8 @@ from dlspark.core.settings.settings import FILE_VARIABLE, VARIABLE_PREFIX, Setti
 from dlspark.core.settings.settings import REGISTRY as LOG_REGISTRY
 from dlspark.errors import SettingsError
 from dlspark.serving.bindings.service import CONNECTIONS, IDLE_MS, KEEPALIVE_MS
+from dlspark.serving.process.access import AccessKeys
+from dlspark.serving.write_proxy.following_settings import FollowKeys
 from dlspark.serving.write_proxy.tier.following import FollowRules
 from metadata.foundation.errors import CallerError
 from metadata.foundation.properties import lines_of, local_path, read_if_exists, read_properties
@@ -43,12 +45,12 @@ from metadata.foundation.settings import (
     setting,
     settings_of,
 )
+from metadata.security.listening import LOOPBACK, insecure_listen_setting
 
 _LOG: Final = logging.getLogger(__name__)
 
 PAGE: Final = "docs/settings/write-proxy.md"
 _LOCAL_REGION: Final = "LOCAL"
-FOLLOW_RULES: Final = FollowRules()
 _MIB: Final = 1 << 20
 _OFF: Final = "0 or less: off"
 _OWN_PREFIX: Final = "server_"
@@ -68,8 +70,14 @@ class AddressKeys:
         "of the log library's regionId, which is 0 unless it is set",
     )
     host: str = setting(
-        TEXT, "", "server_host", "The address to listen on; empty: every address of the machine", own=True
+        TEXT,
+        "",
+        "server_host",
+        "The address to listen on; empty: every address of the machine, which needs security or insecureListen=allow; "
+        "without them the loopback address that server_advertised_host names, if it names one",
+        own=True,
     )
+    insecure_listen: str = insecure_listen_setting()
     advertised_host: str = setting(
         TEXT,
         "",
@@ -95,6 +103,14 @@ class AddressKeys:
         "measured",
         minimum=-1,
         maximum=65535,
+        own=True,
+    )
+    stats_host: str = setting(
+        TEXT,
+        LOOPBACK,
+        "server_stats_host",
+        "The address of the page with health and metrics. Where others cannot reach it, it is not announced, and "
+        "`--load-appraiser measured` on another machine counts its streams alike",
         own=True,
     )
     shard: int = setting(
@@ -192,65 +208,6 @@ class StreamKeys:
         "server_permissions_refresh_ms",
         "How old what is known of a stream's access control may be, in milliseconds",
         minimum=100,
-        maximum=MAX_INT,
-        own=True,
-    )
-
-
-@dataclass(frozen=True)
-class FollowKeys:
-    """Logs that follow their writers to another region"""
-
-    follow_writers: bool = setting(
-        FLAG,
-        False,
-        "server_follow_writers",
-        "Whether this proxy hands a log over to the region that writes it (docs/regions.md#serving). It needs a region "
-        "of its own: `region`, or DLSPARK_REGION",
-        own=True,
-    )
-    follow_percent: int = setting(
-        WHOLE,
-        FOLLOW_RULES.percent,
-        "server_follow_writers_percent",
-        "Percent of a log's writes that come from the other region, in every window",
-        minimum=51,
-        maximum=100,
-        own=True,
-    )
-    follow_window_s: int = setting(
-        WHOLE,
-        60,
-        "server_follow_writers_window_sec",
-        "How long writes are counted together, in seconds",
-        minimum=1,
-        maximum=86_400,
-        own=True,
-    )
-    follow_windows: int = setting(
-        WHOLE,
-        FOLLOW_RULES.windows,
-        "server_follow_writers_windows",
-        "Windows in a row that must say the same",
-        minimum=1,
-        maximum=1_000,
-        own=True,
-    )
-    follow_least: int = setting(
-        WHOLE,
-        FOLLOW_RULES.least,
-        "server_follow_writers_min_requests",
-        "Requests that a log must have in every window: one that is hardly written gains nothing",
-        minimum=1,
-        maximum=MAX_INT,
-        own=True,
-    )
-    follow_stay_s: int = setting(
-        WHOLE,
-        int(FOLLOW_RULES.stay_s),
-        "server_follow_writers_stay_sec",
-        "How long a log stays with an owner at least, in seconds, also behind `dlspark regions move`",
-        minimum=1,
         maximum=MAX_INT,
         own=True,
     )
@@ -438,12 +395,15 @@ GROUPS: Final = (
     BoundKeys,
     FollowKeys,
     LifeKeys,
+    AccessKeys,
 )
 """In the order of the page."""
 
 
 @dataclass(frozen=True)
-class WriteProxySettings(LifeKeys, FollowKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys, StreamKeys, AddressKeys):
+class WriteProxySettings(
+    AccessKeys, LifeKeys, FollowKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys, StreamKeys, AddressKeys
+):
     """What may be set of a write proxy, and to what is it set? Frozen: `with_values` gives a changed copy.
 
     Raises SettingsError for values that cannot be honoured.
@@ -453,6 +413,7 @@ class WriteProxySettings(LifeKeys, FollowKeys, BoundKeys, StreamLimitKeys, Servi
         REGISTRY.check(self)
         self.converter()
         self.region_number()
+        self.super_subjects()
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Value], base: WriteProxySettings | None = None) -> WriteProxySettings:

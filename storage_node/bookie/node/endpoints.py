@@ -24,7 +24,9 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
+from metadata.security.listening import ListeningRule
 from storage_node.bookie.node.bookie import Bookie
+from storage_node.bookie.node.identity import listening_host
 from storage_node.bookie.store.contents import GcStats
 from storage_node.errors import BookieConfigurationError
 from storage_node.settings.bookie import BookieSettings
@@ -48,7 +50,7 @@ async def shown(settings: BookieSettings, bookie: Bookie) -> AsyncIterator[HttpS
         yield None
         return
     server = HttpServer(partial(answer, bookie))
-    host, port = settings.http_server_host, settings.http_server_port
+    host, port = _http_host(settings), settings.http_server_port
     try:
         await server.start(host, port)
     except OSError as error:
@@ -62,6 +64,25 @@ async def shown(settings: BookieSettings, bookie: Bookie) -> AsyncIterator[HttpS
         yield server
     finally:
         await server.stop()
+
+
+def check_listening(settings: BookieSettings) -> None:
+    """Raise BookieConfigurationError where the node, or its HTTP server, would listen where it must not."""
+    listening_host(settings)
+    if settings.http_server_enabled:
+        _http_host(settings)
+
+
+def _http_host(settings: BookieSettings) -> str:
+    rule = ListeningRule(
+        "the node's HTTP server",
+        "httpServerHost",
+        settings.insecure_listen,
+        harm="read the node's state and metrics",
+        secure="switch TLS on (httpServerTlsEnable=true)",
+        error=BookieConfigurationError,
+    )
+    return rule.host(settings.http_server_host, secured=False)
 
 
 def answer(bookie: Bookie, path: str) -> Reply | None:

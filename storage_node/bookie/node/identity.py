@@ -36,6 +36,7 @@ from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
 from metadata.bookkeeper.topology import TopologyStore
 from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import CorruptDataError, DistributedLogError
+from metadata.security.listening import ListeningRule, is_loopback
 from metadata.store import MetadataStore, SessionState
 from storage_node.edge import Disk
 from storage_node.errors import BookieConfigurationError
@@ -57,7 +58,7 @@ def name_bookie(settings: BookieSettings, port: int) -> BookieAddress:
     ask for.
     """
     host = settings.advertised_address or _own_host(settings)
-    if not settings.allow_loopback and not settings.advertised_address and _is_loopback(host):
+    if not settings.allow_loopback and not settings.advertised_address and is_loopback(host):
         raise BookieConfigurationError(
             f"the node would advertise the loopback address {host}",
             advice="Set advertisedAddress, or allowLoopback=true for a cluster on one machine",
@@ -77,11 +78,16 @@ def _own_host(settings: BookieSettings) -> str:
     except OSError:
         return name
     # Debian's /etc/hosts gives the own name a loopback address, which no other host could dial.
-    return name if _is_loopback(address) else address
+    return name if is_loopback(address) else address
 
 
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or host == "::1" or host.startswith("127.")
+def listening_host(settings: BookieSettings) -> str:
+    """Return the address that the node listens on. Raises BookieConfigurationError where others could reach it, nothing
+    is secured, and the settings do not say that this is meant."""
+    rule = ListeningRule(
+        "the storage node", "listeningAddress", settings.insecure_listen, error=BookieConfigurationError
+    )
+    return rule.host(settings.listening_address, secured=False, advertised=settings.advertised_address)
 
 
 logger = logging.getLogger(__name__)

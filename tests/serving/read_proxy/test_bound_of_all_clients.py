@@ -239,7 +239,7 @@ async def test_a_client_that_may_try_once_is_sent_on_all_the_same():
 
 @asynccontextmanager
 async def running(read_world: ReadWorld, pipes: Pipes, **settings: object) -> AsyncIterator[ReadProxy]:
-    values = {"advertised_host": "host", "port": 0, "linger_ms": 0, **settings}
+    values = {"advertised_host": "host", "insecure_listen": "allow", "port": 0, "linger_ms": 0, **settings}
     namespace = await read_world.namespace()
     read_world.clients.remove(namespace)
     proxy = ReadProxy(None, ReadProxySettings(**values), network=pipes, namespace=namespace)  # type: ignore[arg-type]

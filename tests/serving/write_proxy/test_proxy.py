@@ -79,6 +79,7 @@ class Tier:
         given = {
             "server_grpc_port": -1,
             "server_advertised_host": "host",
+            "insecureListen": "allow",
             "server_shard": len(self.proxies),
             **settings,
         }
@@ -412,7 +413,11 @@ async def test_a_proxy_has_the_page_that_its_settings_ask_for() -> None:
         tier = Tier(world)
         without = await tier.add(server_host="127.0.0.1")
         assert without.member.stats is None
-        proxy = await tier.add(server_host="127.0.0.1", server_stats_port=0)
+        hidden = await tier.add(server_host="127.0.0.1", server_stats_port=0)
+        assert hidden.host._page is not None
+        assert hidden.member.stats is None, "others would ask a process of their own at 127.0.0.1"
+        await hidden.stop()
+        proxy = await tier.add(server_host="127.0.0.1", server_stats_port=0, server_stats_host="0.0.0.0")
         page = proxy.member.stats
         assert page is not None
         assert page.host == "host"

@@ -81,7 +81,7 @@ def test_a_node_whose_http_port_is_taken_does_not_start(own_zookeeper: EmbeddedZ
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         conf.write_text(
-            f"bookiePort=0\njournalDirectories={tmp_path}/j\nledgerDirectories={tmp_path}/l\n"
+            f"bookiePort=0\nlisteningAddress=127.0.0.1\njournalDirectories={tmp_path}/j\nledgerDirectories={tmp_path}/l\n"
             f"zkServers={own_zookeeper.address}\nhttpServerEnabled=true\nhttpServerHost=127.0.0.1\n"
             f"httpServerPort={taken.getsockname()[1]}\n"
         )
