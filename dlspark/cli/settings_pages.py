@@ -23,6 +23,7 @@ from dlspark.serving.read_proxy.settings import ReadProxySettings
 from dlspark.serving.write_proxy import settings as write_proxy
 from dlspark.spark.options.registry import OPTIONS, Option, scope_words
 from metadata.foundation.settings import Setting, defaults_of, markdown_table, properties_entry, settings_of, written
+from metadata.security.audit import AuditKeys
 from metadata.security.sasl.settings import ClientProofSettings, NodeProofSettings, SaslSettings
 from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.settings import client as ledger_client
@@ -209,6 +210,7 @@ PAGES: Final = (
             SaslSettings,
             NodeProofSettings,
             ClientProofSettings,
+            AuditKeys,
             AutoRecoverySettings,
         ),
         defaults_of(BookieSettings)
@@ -217,6 +219,7 @@ PAGES: Final = (
         | defaults_of(SaslSettings)
         | defaults_of(NodeProofSettings)
         | defaults_of(ClientProofSettings)
+        | defaults_of(AuditKeys)
         | defaults_of(AutoRecoverySettings),
     ),
     SettingsPage(

@@ -26,6 +26,7 @@ from metadata.foundation.settings import (
     properties_entry,
     settings_of,
 )
+from metadata.security.audit import AuditKeys
 from metadata.security.sasl.settings import ClientProofSettings, NodeProofSettings, SaslSettings
 from metadata.security.settings import REFUSED_SECURITY, AdmissionSettings, SecuritySettings
 from storage_node.errors import BookieConfigurationError
@@ -45,6 +46,7 @@ REGISTRY: Final = Registry(
         SaslSettings,
         NodeProofSettings,
         ClientProofSettings,
+        AuditKeys,
     ],
     BookieConfigurationError,
     page=BOOKIE_CONF,
@@ -99,7 +101,14 @@ class NodeFile:
                     raise BookieConfigurationError(f"{info.key} is not set", advice=f"{info.key}: {info.meaning}")
             admission = AdmissionSettings(**self._given(AdmissionSettings))  # type: ignore[arg-type]
             proofs = NodeProofSettings(**self._given(NodeProofSettings), sasl=self._sasl())  # type: ignore[arg-type]
-            return BookieSettings(**given, security=self.security(), admission=admission, proofs=proofs)  # type: ignore[arg-type]
+            audit = AuditKeys(**self._given(AuditKeys))  # type: ignore[arg-type]
+            return BookieSettings(
+                **given,  # type: ignore[arg-type]
+                security=self.security(),
+                admission=admission,
+                proofs=proofs,
+                audit=audit,
+            )
 
     def auto_recovery(self) -> AutoRecoverySettings:
         """Return auto-recovery's settings, with those of its ledger client. Raises BookieConfigurationError."""
@@ -203,6 +212,7 @@ _IN_FILE: Final = (
     SaslSettings,
     NodeProofSettings,
     ClientProofSettings,
+    AuditKeys,
     AutoRecoverySettings,
 )
 _EXAMPLES: Final = {
