@@ -8,11 +8,14 @@ while the machine is suspended.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, runtime_checkable
 
+from storage_node.errors import TlsError
 from storage_node.protocol.frames import Buffer
 
 __all__ = [
@@ -23,7 +26,9 @@ __all__ = [
     "Link",
     "Listener",
     "Network",
+    "SecurableLink",
     "SystemClock",
+    "TlsTerms",
 ]
 
 T = TypeVar("T")
@@ -125,6 +130,45 @@ class FrameHandler(Protocol):
 
     def link_closed(self, error: Exception | None) -> None:
         """End: this is the last call. None after the peer's orderly end or our own `close`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TlsTerms:
+    """How is TLS begun on a connection?"""
+
+    context: ssl.SSLContext
+    host: str | None = None
+    """Of a client: the name or address that the peer's certificate must be for, where the context checks names."""
+    server_side: bool = False
+    limit_s: float = 10.0
+    """The handshake is cut after so many seconds."""
+
+
+@runtime_checkable
+class SecurableLink(Link, Protocol):
+    """How is a connection secured? A link that TLS can be begun on (see `transport.tls.securable`)."""
+
+    @property
+    def secured(self) -> bool:
+        """TLS stands."""
+        ...
+
+    @property
+    def certificate(self) -> bytes | None:
+        """The peer's certificate (DER), where TLS stands and the peer showed one that was verified."""
+        ...
+
+    def deliver_to(self, handler: FrameHandler) -> None:
+        """Deliver what comes from now on to another handler; what is being delivered goes to the old one to its end."""
+        ...
+
+    def start_tls(self, terms: TlsTerms, ended: Callable[[TlsError | None], None]) -> None:
+        """Begin TLS behind what was sent so far; what is sent from now on waits for it.
+
+        Bytes that came behind the frame that is being delivered are an attack, and close the link: they would be taken
+        for the peer's. `ended` is called once, from the loop: None, TLS stands; or why the link is closed without it.
+        """
         ...
 
 

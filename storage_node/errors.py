@@ -8,6 +8,7 @@
     │   └── CookieMismatchError          a bookie's disks, id and metadata do not belong together; it did not start
     ├── NotAppliedError
     │   ├── BookieUnreachableError       no connection could be made; nothing was sent
+    │   │   └── SecureConnectionError    the connection could not be secured; no request was sent, least of all in plain
     │   ├── NotEnoughBookiesError        fewer usable bookies than the ensemble needs
     │   ├── NoSpaceToStartError          a bookie's disk has no room for what a start must write; it did not start
     │   ├── RackResolutionError          the racks of bookies could not be found out
@@ -15,7 +16,8 @@
     │   ├── LedgerClosedError            the ledger (or this handle) is closed; the add was not sent
     │   ├── LedgerRecoveryError          recovery could not finish; the ledger is as it was
     │   ├── ProtocolError                the peer's bytes break the wire protocol; they were not acted upon
-    │   │   └── TooManyFieldsError       a message has more fields than any of the protocol's could
+    │   │   ├── TooManyFieldsError       a message has more fields than any of the protocol's could
+    │   │   └── TlsError                 TLS with the peer was refused, or broke
     │   ├── NoSuchLedgerError        *   this bookie has never heard of the ledger
     │   ├── NoSuchEntryError         *   this bookie does not have the entry
     │   ├── BadRequestError          *   the bookie could not make sense of the request
@@ -72,6 +74,10 @@ class BookieUnreachableError(NotAppliedError):
     """No connection to the bookie could be made; nothing was sent."""
 
 
+class SecureConnectionError(BookieUnreachableError):
+    """The connection could not be secured: no request was sent, least of all in plain."""
+
+
 class NotEnoughBookiesError(NotAppliedError):
     """Fewer usable bookies than the ensemble needs."""
 
@@ -102,6 +108,10 @@ class ProtocolError(NotAppliedError):
 
 class TooManyFieldsError(ProtocolError):
     """A message has more fields than any of the protocol's could: it was not read to its end."""
+
+
+class TlsError(ProtocolError):
+    """TLS with the peer was refused, or broke."""
 
 
 class DigestError(CorruptDataError):

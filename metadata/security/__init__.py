@@ -1,6 +1,11 @@
 """Who is at the other end, and what proves it: certificates, their stores and revocation, identities, secrets.
 
-principals     `Principal`: who a peer has proved to be, and until when
+identity       `TlsIdentity`: certificate, key, authorities and lists of one process, read again when they change
+ciphers        which versions of TLS and which ciphers are used
+certificates   what a certificate and a revocation list say; PEM
+der            a strict reader of their encoding
+principals     `Principal`: who a peer has proved to be, and until when; how a certificate is mapped to one
 secrets        `Secret`: a text that shows itself nowhere
 listening      where a server may listen without security
+errors         what is wrong with our own files, or with a peer
 """

@@ -1,13 +1,42 @@
-"""`Principal`: who a peer has proved to be, by which means, and until when.
+"""`Principal`: who a peer has proved to be, by which means, and until when; and what a certificate says of that.
 
 Every means of proof ends here: a certificate, a SASL exchange, a token. What a principal may do is decided elsewhere,
 by its name and its roles alone.
+
+A certificate is mapped to a principal by its subject: the common name is the name, the organisational units are the
+roles. `principalMapping` says otherwise, by rules that are tried in order:
+
+    kind#pattern#name#roles#
+
+    kind     what is looked at: `subject` (whole, as RFC 4514 writes it), or one of the alternative names: `uri`, `dns`,
+             `email`, `address`
+    #        any sign that none of the parts has; the same one four times
+    pattern  a regular expression that has to match all of it, not a part
+    name     $1 to $9 stand for the pattern's groups
+    roles    the same, separated by commas; empty: the organisational units; `-`: none
+
+`default`, as the last rule, is the mapping by the subject. A certificate that no rule matches, and one that gives no
+name, is refused: nobody is let in without one.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+from metadata.foundation.errors import CallerError
+from metadata.security.certificates import CertificateFacts
+from metadata.security.errors import PeerRefusedError
+
+MAX_NAME: Final = 256
+DEFAULT_RULE: Final = "default"
+_KINDS: Final = ("subject", "uri", "dns", "email", "address")
+_GROUP: Final = re.compile(r"\$([1-9])")
+_UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+"""Signs that a reader of rules or of the audit trail would not see, or see elsewhere."""
 
 
 class Scheme(Enum):
@@ -38,3 +67,122 @@ class Principal:
     def expired(self, now_s: float) -> bool:
         """Return whether the proof is over at `now_s`, seconds since the epoch."""
         return self.expires_at_s is not None and now_s >= self.expires_at_s
+
+
+@dataclass(frozen=True, slots=True)
+class _MappingRule:
+    kind: str
+    pattern: re.Pattern[str]
+    name: str
+    roles: str
+
+    def values(self, facts: CertificateFacts) -> tuple[str, ...]:
+        if self.kind == "subject":
+            return (facts.subject_text,)
+        if self.kind == "uri":
+            return facts.uris
+        if self.kind == "dns":
+            return facts.dns_names
+        return facts.emails if self.kind == "email" else facts.addresses
+
+
+class PrincipalMapping:
+    """Whose certificate is it? Makes a principal of one that has been verified.
+
+    Args:
+        text: the rules, as `principalMapping` has them; empty: `default` alone.
+
+    Raises:
+        CallerError: the rules cannot be understood.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        self._rules: list[_MappingRule] = []
+        self._by_subject = False
+        rest = text.strip() or DEFAULT_RULE
+        while rest:
+            if self._by_subject:
+                raise _rule_error(f"{DEFAULT_RULE} matches every certificate, and rules follow it")
+            if rest == DEFAULT_RULE or rest.startswith(DEFAULT_RULE + " "):
+                self._by_subject = True
+                rest = rest[len(DEFAULT_RULE) :].strip()
+            else:
+                rule, rest = _first_rule(rest)
+                self._rules.append(rule)
+
+    def principal(self, facts: CertificateFacts) -> Principal:
+        """Return whose certificate it is. Raises PeerRefusedError for one that gives no usable name."""
+        for rule in self._rules:
+            for value in rule.values(facts):
+                match = rule.pattern.fullmatch(value)
+                if match is not None:
+                    roles = _roles(rule.roles, match, facts)
+                    return _principal(_filled(rule.name, match), roles, facts)
+        if not self._by_subject:
+            raise PeerRefusedError(
+                f"no rule of principalMapping matches the certificate of {facts.subject_text}",
+                advice=f"Add a rule for it, or {DEFAULT_RULE} as the last one",
+            )
+        names = facts.parts("CN")
+        if len(names) != 1:
+            whose = facts.subject_text or "nobody"
+            raise PeerRefusedError(
+                f"the certificate of {whose} has {len(names)} common names where one is needed",
+                advice="Issue one whose subject has one common name (CN), or map another name of it (principalMapping)",
+            )
+        return _principal(names[0], facts.parts("OU"), facts)
+
+
+def _principal(name: str, roles: Iterable[str], facts: CertificateFacts) -> Principal:
+    kept = frozenset(role for role in roles if role)
+    for text in (name, *kept):
+        if not text or len(text) > MAX_NAME or text != text.strip() or _UNSEEN.search(text):
+            raise PeerRefusedError(
+                f"the certificate with the fingerprint {facts.fingerprint} gives {text[:MAX_NAME]!a} as a name or role",
+                advice=f"A name has 1 to {MAX_NAME} signs that can be seen, and no space at its ends",
+            )
+    return Principal(name, Scheme.TLS, kept, facts.not_after_s)
+
+
+def _filled(template: str, match: re.Match[str]) -> str:
+    return _GROUP.sub(lambda found: match[int(found[1])] or "", template)
+
+
+def _roles(template: str, match: re.Match[str], facts: CertificateFacts) -> tuple[str, ...]:
+    if not template:
+        return facts.parts("OU")
+    # Split first: a comma that comes out of the certificate is a sign of the role, not the begin of another one.
+    return () if template == "-" else tuple(_filled(one.strip(), match) for one in template.split(","))
+
+
+def _first_rule(text: str) -> tuple[_MappingRule, str]:
+    """Return the rule with which the text begins, and what follows."""
+    kind = next((one for one in _KINDS if text.startswith(one)), None)
+    mark = text[len(kind) : len(kind) + 1] if kind is not None else ""
+    if kind is None or not mark or mark.isalnum() or mark.isspace() or mark in "\\$":
+        raise _rule_error(
+            f"a rule begins with {text[:40]!r}, not with one of {', '.join(_KINDS)} and a separating sign"
+        )
+    parts = text[len(kind) + 1 :].split(mark, 3)
+    if len(parts) != 4:
+        raise _rule_error(f"the rule {text[:80]!r} has {len(parts) - 1} parts that end with {mark!r}, not 3")
+    pattern, name, roles, rest = parts
+    if rest and not rest[0].isspace():
+        raise _rule_error(f"behind the rule for {kind} there is {rest[:40]!r}, not a space")
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise _rule_error(f"the pattern {pattern!r} is not a regular expression: {error}") from error
+    if not name.strip():
+        raise _rule_error(f"the rule for {kind} gives no name")
+    for number in _GROUP.findall(name + roles):
+        if int(number) > compiled.groups:
+            raise _rule_error(f"${number} is used, and the pattern {pattern!r} has {compiled.groups} groups")
+    return _MappingRule(kind, compiled, name.strip(), roles.strip()), rest.strip()
+
+
+def _rule_error(message: str) -> CallerError:
+    return CallerError(
+        f"principalMapping: {message}",
+        advice=r"Write rules as uri#spiffe://example\.org/(.+)#$1#client#, separated by spaces, `default` last",
+    )

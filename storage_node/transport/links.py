@@ -4,6 +4,9 @@ Own sockets because bodies must not be joined or copied on the way: a read goes 
 (`protocol.frames`), a write is one `sendmsg` over the pieces as they are. What is received is handed out, and what is
 queued is sent, in shares of a turn of the loop (`turns`), so that no connection keeps the others waiting.
 
+TLS may be begun on a link at any time when nothing is under way (`start_tls`): from then on another pair of methods
+reads and writes (`tls`), and all that is bounded here is bounded as before.
+
 Fault model: a peer may stall, vanish, or send anything. A length that cannot be, or a handler's exception, closes that
 link alone, with the error in `link_closed` and a line in the log; all others are served on.
 """
@@ -11,17 +14,16 @@ link alone, with the error in `link_closed` and a line in the log; all others ar
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import socket
-import termios
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from storage_node.edge import FrameHandler
-from storage_node.errors import ConnectionClosedError, ProtocolError
+from storage_node.edge import FrameHandler, TlsTerms
+from storage_node.errors import ConnectionClosedError, ProtocolError, TlsError
 from storage_node.protocol.frames import ALL, Buffer, ChunkPool, FrameBuffer
+from storage_node.transport.tls import TlsHandshake, TlsSocket, tls_error, waiting_bytes
 from storage_node.transport.turns import Turns
 
 LOW_WATER_BYTES = 64 * 1024
@@ -87,10 +89,12 @@ class TcpLink:
     __slots__ = (
         "_backlog",
         "_closed",
+        "_descriptor",
         "_drainers",
         "_flush_scheduled",
         "_frames",
         "_handler",
+        "_handshake",
         "_in_batch",
         "_left",
         "_loop",
@@ -99,9 +103,14 @@ class TcpLink:
         "_paused",
         "_queued",
         "_reading",
+        "_receive",
+        "_secured",
         "_sock",
         "_starved",
         "_stuck_timer",
+        "_tls",
+        "_tls_ended",
+        "_transmit",
         "_writing",
         "peer",
     )
@@ -111,6 +120,14 @@ class TcpLink:
         self._network = network
         self._loop = loop
         self._sock = sock
+        self._descriptor = sock.fileno()
+        self._receive: Callable[[memoryview], int] = sock.recv_into
+        self._transmit: Callable[[list[Buffer]], int] = sock.sendmsg
+        self._tls: TlsSocket | None = None
+        self._handshake: TlsHandshake | None = None
+        """While it is under way nothing is read, and what is sent waits."""
+        self._tls_ended: Callable[[TlsError | None], None] | None = None
+        self._secured = False
         self._frames = FrameBuffer(network.pool, max_frame=network.max_frame)
         self._handler: FrameHandler | None = None
         self._out: deque[Buffer] = deque()
@@ -137,6 +154,78 @@ class TcpLink:
         """Begin to deliver to `handler`."""
         self._handler = handler
         self._watch_reads()
+
+    def deliver_to(self, handler: FrameHandler) -> None:
+        """Deliver what comes from now on to another handler; what is being delivered goes to the old one to its end."""
+        self._handler = handler
+
+    # ------------------------------------------------------------------------------------ TLS
+
+    @property
+    def secured(self) -> bool:
+        """TLS stands."""
+        return self._secured
+
+    @property
+    def certificate(self) -> bytes | None:
+        """The peer's certificate (DER), where TLS stands and the peer showed one that was verified."""
+        return self._tls.certificate if self._secured and self._tls is not None and not self._closed else None
+
+    def start_tls(self, terms: TlsTerms, ended: Callable[[TlsError | None], None]) -> None:
+        """Begin TLS behind what was sent so far; `ended` is called once, from the loop (see `edge.SecurableLink`)."""
+        if self._out and not self._writing:
+            self.flush(all_at_once=True)
+        reason = self._why_not_secured()
+        if reason is not None:
+            self._loop.call_soon(ended, TlsError(reason, node=self.peer))
+            if not self._closed:
+                self.cut(reason)
+            return
+        self._tls_ended = ended
+        self._reading = False
+        self._loop.remove_reader(self._descriptor)
+        try:
+            self._tls = TlsSocket(self._sock, terms)
+        except (OSError, ValueError) as error:
+            self._refuse(tls_error(error))
+            return
+        self._sock, self._receive, self._transmit = self._tls.socket, self._tls.recv_into, self._tls.sendmsg
+        self._handshake = TlsHandshake(self._loop, self._tls, self._network.turns, terms.limit_s, self._shaken)
+
+    def _why_not_secured(self) -> str | None:
+        """Return why TLS must not be begun now."""
+        if self._closed:
+            return "the connection is closed"
+        if self._tls is not None:
+            return "TLS was begun before"
+        if self._out:
+            return "TLS was begun while answers waited for the peer"
+        if self._has_frames or self._frames.begun[1]:
+            # Sent in plain, by whomsoever, to be taken for what came under TLS (CVE-2011-0411).
+            return "bytes came in plain behind the last frame before TLS"
+        return None
+
+    def _shaken(self, error: TlsError | None) -> None:
+        """Go on, under TLS."""
+        self._handshake = None
+        if error is not None:
+            self._refuse(error)
+            return
+        self._secured = True
+        ended, self._tls_ended = self._tls_ended, None
+        try:
+            if ended is not None:
+                ended(None)
+        except Exception as failure:  # the boundary: what is made of one peer must not stop the loop
+            self._network.tell_closing(self.peer, failure)
+            self._shut(failure)
+        if not self._closed:
+            self.flush()
+            self._watch_reads()
+
+    def _refuse(self, error: TlsError) -> None:
+        self._network.tell_closing(self.peer, error)
+        self._shut(error)
 
     # ------------------------------------------------------------------------------------ sending
 
@@ -172,6 +261,8 @@ class TcpLink:
 
     def flush(self, *, all_at_once: bool = False) -> None:
         """Send until nothing is left or the socket takes no more, a part of much in one of the next turns."""
+        if self._handshake is not None:
+            return  # what is queued waits for its end
         most = SHARED_SEND_BYTES if self._network.pool.shared else SEND_BYTES
         left = ALL if all_at_once else most
         while self._out and not self._closed:
@@ -179,24 +270,27 @@ class TcpLink:
                 self._network.turns.join(self.flush)
                 return
             try:
-                sent = self._sock.sendmsg(self._pieces(most))
+                sent = self._transmit(self._pieces(most))
             except (BlockingIOError, InterruptedError):
                 self._wait_writable()
                 return
-            except OSError as error:
+            except (OSError, TlsError) as error:
                 self._shut(error)
                 return
             self._consume(sent)
             left -= sent
         if self._writing and not self._closed:
             self._writing = False
-            self._loop.remove_writer(self._sock.fileno())
+            self._loop.remove_writer(self._descriptor)
             self._watch_stuck(False)
+            if self._tls is not None and self._tls.stalled:
+                self._tls.stalled = False
+                self._watch_reads()
 
     def _wait_writable(self) -> None:
         if not self._writing:
             self._writing = True
-            self._loop.add_writer(self._sock.fileno(), self._writable)
+            self._loop.add_writer(self._descriptor, self._writable)
         self._watch_stuck(True)
 
     def _writable(self) -> None:
@@ -284,13 +378,8 @@ class TcpLink:
         self._watch_reads()
 
     def has_more(self) -> bool:
-        """Return whether bytes that arrived wait in the kernel."""
-        count = bytearray(4)
-        try:
-            fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, count)
-        except (OSError, ValueError):  # the socket is about to be closed
-            return False
-        return any(count)
+        """Return whether bytes that arrived wait to be read."""
+        return waiting_bytes(self._sock) > 0 or (self._tls is not None and self._tls.has_more)
 
     def cut(self, reason: str) -> None:
         """Close because of what the peer does."""
@@ -300,13 +389,18 @@ class TcpLink:
 
     def _watch_reads(self) -> None:
         """Wait for bytes if they are wanted now."""
+        tls = self._tls
         wanted = not (self._paused or self._starved or self._closed or self._handler is None or self._has_frames)
+        if tls is not None and wanted:
+            wanted = self._secured and not tls.stalled
         if wanted != self._reading:
             self._reading = wanted
             if wanted:
-                self._loop.add_reader(self._sock.fileno(), self._readable)
+                self._loop.add_reader(self._descriptor, self._readable)
             else:
-                self._loop.remove_reader(self._sock.fileno())
+                self._loop.remove_reader(self._descriptor)
+        if tls is not None and wanted and tls.has_more:
+            self._network.reads.join(self.read)  # decrypted already: the socket may never become readable for it
 
     def _readable(self) -> None:
         self._network.reads.serve(self.read)  # hundreds may be readable at a time
@@ -316,15 +410,14 @@ class TcpLink:
         if not self._reading:
             return  # paused, starved or closed while it stood in line
         try:
-            received = self._sock.recv_into(self._frames.writable())
+            received = self._receive(self._frames.writable())
         except (BlockingIOError, InterruptedError):
-            self._frames.rewind()
-            return
-        except OSError as error:
+            received = -1  # handled behind this block: the error would hold a view of the chunk, which is given back
+        except (OSError, TlsError) as error:
             self._shut(error)
             return
-        if received == 0:
-            self._shut(None)
+        if received <= 0:
+            self._read_nothing(ended=received == 0)
             return
         try:
             self._take(self._frames.advance(received, FRAMES_AT_ONCE))
@@ -333,6 +426,15 @@ class TcpLink:
             self._shut(error)
             return
         self.deliver()
+
+    def _read_nothing(self, *, ended: bool) -> None:
+        if ended:
+            self._shut(None)
+            return
+        self._frames.rewind()
+        if self._tls is not None and self._tls.stalled:
+            self._watch_reads()
+            self._wait_writable()
 
     def _take(self, frames: list[memoryview]) -> None:
         """Hand these out next. Nothing else may keep them: a view that is held keeps the chunk from being rewound."""
@@ -402,6 +504,8 @@ class TcpLink:
         """Close now; what the socket takes at once of the queue still leaves."""
         if not self._closed and self._out and not self._writing:
             self.flush(all_at_once=True)
+        if self._secured and self._tls is not None and not self._closed:
+            self._tls.say_end()
         self._shut(None)
 
     def _shut(self, error: Exception | None) -> None:
@@ -410,9 +514,11 @@ class TcpLink:
         self._closed = True
         self._watch_stuck(False)
         self._left, self._backlog = 0, _NO_FRAMES
-        descriptor = self._sock.fileno()
-        self._loop.remove_reader(descriptor)
-        self._loop.remove_writer(descriptor)
+        if self._handshake is not None:
+            self._handshake.stop()
+            self._handshake = None
+        self._loop.remove_reader(self._descriptor)
+        self._loop.remove_writer(self._descriptor)
         self._sock.close()
         self._frames.rewind()  # many links may end in one turn of the loop: few keep their memory until the next
         self._out.clear()
@@ -426,5 +532,9 @@ class TcpLink:
 
     def _finish(self, error: Exception | None) -> None:
         self._frames.close()
+        ended, self._tls_ended = self._tls_ended, None
+        if ended is not None:
+            reason = error if isinstance(error, TlsError) else TlsError(f"the connection was lost: {error or 'ended'}")
+            ended(reason)
         if self._handler is not None:
             self._handler.link_closed(error)

@@ -41,7 +41,7 @@ class Sender(Protocol):
         ...
 
     def has_more(self) -> bool:
-        """Return whether bytes that arrived wait in the kernel."""
+        """Return whether bytes that arrived wait to be read."""
         ...
 
     def cut(self, reason: str) -> None:

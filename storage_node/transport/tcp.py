@@ -22,7 +22,9 @@ from storage_node.edge import FrameHandler, Link, Listener
 from storage_node.errors import BookieUnreachableError
 from storage_node.protocol.frames import MAX_FRAME_BYTES, ChunkPool, FrameBuffer
 from storage_node.transport.links import TcpLink
+from storage_node.transport.newcomers import Newcomers
 from storage_node.transport.receive_memory import ReceiveMemory
+from storage_node.transport.tls import TlsEntrance
 from storage_node.transport.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -46,11 +48,13 @@ class TcpListener:
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
         accept: Callable[[Link], FrameHandler],
+        tls: TlsEntrance | None = None,
     ) -> None:
         self._network = network
         self._loop = loop
         self._sock = sock
         self._accept = accept
+        self._newcomers = None if tls is None else Newcomers(loop, tls, self._adopt, self._greet)
         self._closed = False
         self._resume: asyncio.TimerHandle | None = None
         self.port: int = sock.getsockname()[1]
@@ -65,14 +69,24 @@ class TcpListener:
             except OSError as error:
                 self._refused(error)
                 return
-            link = self._network.adopt(self._loop, sock, address_text(*address[:2]))
-            try:
-                handler = self._accept(link)
-            except Exception as error:  # the boundary: a refused connection must not stop the listener
-                self._network.tell_closing(link.peer, error)
-                link.close()
-                continue
-            link.start(handler)
+            peer = address_text(*address[:2])
+            if self._newcomers is None:
+                self._greet(self._adopt(sock, peer))
+            else:
+                self._newcomers.came(sock, peer)
+
+    def _adopt(self, sock: socket.socket, peer: str) -> TcpLink:
+        return self._network.adopt(self._loop, sock, peer)
+
+    def _greet(self, link: TcpLink) -> None:
+        """Begin to serve a link."""
+        try:
+            handler = self._accept(link)
+        except Exception as error:  # the boundary: a refused connection must not stop the listener
+            self._network.tell_closing(link.peer, error)
+            link.close()
+            return
+        link.start(handler)
 
     def _refused(self, error: OSError) -> None:
         """Leave the rest in the backlog for a while: the process is out of descriptors or memory."""
@@ -95,6 +109,8 @@ class TcpListener:
             self._resume.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
+        if self._newcomers is not None:
+            self._newcomers.close()
 
 
 class TcpNetwork:
@@ -148,8 +164,13 @@ class TcpNetwork:
                 node=address,
             ) from error
 
-    async def listen(self, host: str, port: int, accept: Callable[[Link], FrameHandler]) -> Listener:
-        """Listen on `host` ("" for all interfaces). Raises OSError, for example where the port is taken."""
+    async def listen(
+        self, host: str, port: int, accept: Callable[[Link], FrameHandler], *, tls: TlsEntrance | None = None
+    ) -> Listener:
+        """Listen on `host` ("" for all interfaces). Raises OSError, for example where the port is taken.
+
+        With `tls` connections are secured from their first byte on, and `accept` gets them once they are.
+        """
         loop = asyncio.get_running_loop()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -162,7 +183,7 @@ class TcpNetwork:
             sock.close()
             where = f"{host_text(host) or 'all interfaces'}:{port}"
             raise OSError(error.errno, f"cannot listen on {where}: {error.strerror}") from error
-        return TcpListener(self, loop, sock, accept)
+        return TcpListener(self, loop, sock, accept, tls)
 
     def tell_closing(self, peer: str, error: Exception) -> None:
         """Log why a connection is closed; with a traceback where that is a fault of this side."""

@@ -7,6 +7,7 @@ import socket
 import struct
 
 import pytest
+from helpers.security.secured_network import SecuredNetwork
 from helpers.waiting import until
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,9 @@ from storage_node.errors import BookieUnreachableError, ConnectionClosedError, P
 from storage_node.protocol.frames import MAX_FRAME_BYTES, ChunkPool, FrameBuffer
 from storage_node.transport.links import LOW_WATER_BYTES
 from storage_node.transport.tcp import TcpNetwork
+
+KINDS = [TcpNetwork, SecuredNetwork]
+"""What a link promises, it promises under TLS as well."""
 
 
 def framed(body: bytes) -> bytes:
@@ -116,8 +120,9 @@ def test_impossible_lengths_are_protocol_errors(length: int) -> None:
         buffer.advance(4)
 
 
-async def test_frames_travel_both_ways_up_to_the_largest() -> None:
-    network = TcpNetwork()
+@pytest.mark.parametrize("kind", KINDS)
+async def test_frames_travel_both_ways_up_to_the_largest(kind: type[TcpNetwork]) -> None:
+    network = kind()
     listener = await network.listen("127.0.0.1", 0, Echo)
     client = Collector()
     link = await network.connect("127.0.0.1", listener.port, client, timeout_ms=5000)
@@ -135,8 +140,9 @@ async def test_frames_travel_both_ways_up_to_the_largest() -> None:
     await until(lambda: not network.links(), every_s=0)
 
 
-async def test_ends_of_a_link_name_each_other_with_brackets_around_an_ipv6_address() -> None:
-    network = TcpNetwork()
+@pytest.mark.parametrize("kind", KINDS)
+async def test_ends_of_a_link_name_each_other_with_brackets_around_an_ipv6_address(kind: type[TcpNetwork]) -> None:
+    network = kind()
     accepted: list[str] = []
 
     def accept(link: Link) -> Echo:
@@ -160,8 +166,9 @@ async def test_ends_of_a_link_name_each_other_with_brackets_around_an_ipv6_addre
         await network.connect("::1", listener.port, Collector(), timeout_ms=5000)
 
 
-async def test_small_frames_before_a_large_one_and_behind_it_arrive_whole() -> None:
-    network = TcpNetwork()
+@pytest.mark.parametrize("kind", KINDS)
+async def test_small_frames_before_a_large_one_and_behind_it_arrive_whole(kind: type[TcpNetwork]) -> None:
+    network = kind()
     collector = Collector()
     listener = await network.listen("127.0.0.1", 0, lambda _: collector)
     sender = Collector()
@@ -176,8 +183,9 @@ async def test_small_frames_before_a_large_one_and_behind_it_arrive_whole() -> N
     await listener.close()
 
 
-async def test_small_frames_of_one_turn_leave_together_and_arrive_in_batches() -> None:
-    network = TcpNetwork()
+@pytest.mark.parametrize("kind", KINDS)
+async def test_small_frames_of_one_turn_leave_together_and_arrive_in_batches(kind: type[TcpNetwork]) -> None:
+    network = kind()
     listener = await network.listen("127.0.0.1", 0, Echo)
     client = Collector()
     link = await network.connect("127.0.0.1", listener.port, client, timeout_ms=5000)
@@ -191,8 +199,9 @@ async def test_small_frames_of_one_turn_leave_together_and_arrive_in_batches() -
     await listener.close()
 
 
-async def test_a_peer_that_does_not_read_fills_the_queue_and_drain_waits_for_it() -> None:
-    network = TcpNetwork()
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_peer_that_does_not_read_fills_the_queue_and_drain_waits_for_it(kind: type[TcpNetwork]) -> None:
+    network = kind()
     accepted: list[Link] = []
 
     def accept(link: Link) -> Collector:
@@ -219,8 +228,9 @@ async def test_a_peer_that_does_not_read_fills_the_queue_and_drain_waits_for_it(
     await listener.close()
 
 
-async def test_closing_wakes_who_waits_for_room_with_an_error() -> None:
-    network = TcpNetwork()
+@pytest.mark.parametrize("kind", KINDS)
+async def test_closing_wakes_who_waits_for_room_with_an_error(kind: type[TcpNetwork]) -> None:
+    network = kind()
 
     def accept(link: Link) -> Collector:
         link.pause_reading()
@@ -246,8 +256,11 @@ async def test_closing_wakes_who_waits_for_room_with_an_error() -> None:
     await listener.close()
 
 
-async def test_garbage_and_a_handlers_mistake_close_that_link_alone(caplog: pytest.LogCaptureFixture) -> None:
-    network = TcpNetwork()
+@pytest.mark.parametrize("kind", KINDS)
+async def test_garbage_and_a_handlers_mistake_close_that_link_alone(
+    kind: type[TcpNetwork], caplog: pytest.LogCaptureFixture
+) -> None:
+    network = kind()
     handlers: list[Echo] = []
 
     def accept(link: Link) -> Echo:
@@ -313,8 +326,9 @@ def test_it_works_on_uvloop_too() -> None:
     uvloop = pytest.importorskip("uvloop")
 
     async def main() -> None:
-        await test_frames_travel_both_ways_up_to_the_largest()
-        await test_a_peer_that_does_not_read_fills_the_queue_and_drain_waits_for_it()
+        for kind in KINDS:
+            await test_frames_travel_both_ways_up_to_the_largest(kind)
+            await test_a_peer_that_does_not_read_fills_the_queue_and_drain_waits_for_it(kind)
 
     loop = uvloop.new_event_loop()
     try:

@@ -1,0 +1,551 @@
+"""`TlsIdentity`: the certificate, key, authorities and revocation lists of one process, read again when they change.
+
+    files ──read──> material ──> one generation: a server's and a client's context, lists to judge peers by
+      ^                              |
+      └── refresh(): changed? ───────┘
+
+A generation is made from one consistent reading, or not at all. Files are read between two looks at their signatures
+(time of change, size, inode), and what was read goes to OpenSSL from memory, never by its path: certificate and key are
+a pair, though somebody exchanges them at that moment. A reading that fails (half-written, a key of another certificate,
+a list that is gone) leaves the generation as it is, with one warning; the old files' contents hold until they expire.
+At the start there is no old generation: then it is an error, and the process does not start.
+
+Contexts of a generation are never changed, only replaced: a connection keeps what it was made with, and `judge` says
+whether its peer is still good.
+
+Fault model: files may be written in place, replaced, missing or unreadable at any moment. Keys are never logged, never
+in an error, and never written to a disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol
+
+from metadata.security.certificates import (
+    CERTIFICATE,
+    KEY_LABELS,
+    REVOCATIONS,
+    CertificateFacts,
+    Name,
+    PemBlock,
+    RevocationList,
+    pem_blocks,
+    read_certificate,
+    read_revocations,
+)
+from metadata.security.ciphers import apply_ciphers, apply_protocols
+from metadata.security.errors import IdentityError, PeerRefusedError
+from metadata.security.principals import Principal, PrincipalMapping
+
+logger = logging.getLogger(__name__)
+
+CERTIFICATE_FILE: Final = "certificate.pem"
+KEY_FILE: Final = "key.pem"
+AUTHORITIES_FILE: Final = "authorities.pem"
+REVOKED_FILE: Final = "revoked.pem"
+MAX_FILE_BYTES: Final = 8 * 1024 * 1024
+MAX_PASSWORD_BYTES: Final = 1024
+_READINGS: Final = 5
+"""How often files are read that change while they are read, before that is given up until the next look."""
+_SETTLED_S: Final = 2.0
+"""A file that was changed so short a time ago may change again without another time of change: clocks of file systems
+are coarse."""
+
+_FileSignature = tuple[int, int, int] | None
+
+
+class TlsConnection(Protocol):
+    """A connection whose handshake is over: `ssl.SSLSocket` or `ssl.SSLObject`."""
+
+    def getpeercert(self, binary_form: Literal[True], /) -> bytes | None:
+        """Return the peer's certificate, DER; None: it showed none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Which files prove who this process is, and whom does it believe?"""
+
+    certificate: str = ""
+    """The certificate, and behind it those that lead to an authority; empty: this process shows none."""
+    key: str = ""
+    """Its private key."""
+    key_password: str = ""
+    """The file with the key's password; empty: it has none."""
+    authorities: str = ""
+    """Certificates of those whose signature is believed."""
+    revoked: str = ""
+    """Revocation lists, one of each authority; empty: none are looked at."""
+    revoked_may_be_missing: bool = False
+    """There need not be such a file at the start; once it was there, it has to stay."""
+    protocols: tuple[str, ...] = ()
+    """TLSv1.2 and TLSv1.3; empty: both."""
+    ciphers: tuple[str, ...] = ()
+    """Names of OpenSSL or of Java; empty: those that are good today."""
+    peers_prove: bool = True
+    """A server demands a certificate of each client."""
+    names_checked: bool = True
+    """A client demands that the server's certificate names the host that it was asked to connect to."""
+
+    @classmethod
+    def of_folder(cls, folder: str | os.PathLike[str]) -> TlsFiles:
+        """Return the files of an identity folder, as `dlspark tls issue` makes one."""
+        place = os.fspath(folder)
+        return cls(
+            certificate=os.path.join(place, CERTIFICATE_FILE),
+            key=os.path.join(place, KEY_FILE),
+            authorities=os.path.join(place, AUTHORITIES_FILE),
+            revoked=os.path.join(place, REVOKED_FILE),
+            revoked_may_be_missing=True,
+        )
+
+    def paths(self) -> tuple[str, ...]:
+        """Return all that is read."""
+        named = (self.certificate, self.key, self.key_password, self.authorities, self.revoked)
+        return tuple(dict.fromkeys(path for path in named if path))
+
+
+@dataclass(frozen=True, slots=True)
+class TlsMaterial:
+    """What one reading of the files has given. Its representation has no key."""
+
+    chain: bytes
+    """PEM: this process's certificate first; empty: it has none."""
+    key: bytes = field(repr=False)
+    """PEM."""
+    key_password: bytes | None = field(repr=False)
+    """None: the key is not encrypted."""
+    authorities: bytes
+    """PEM."""
+    revoked: bytes | None
+    """PEM; None: no lists are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Generation:
+    material: TlsMaterial
+    own: CertificateFacts | None
+    server: ssl.SSLContext | None
+    client: ssl.SSLContext
+    trusted: frozenset[Name]
+    lists: tuple[RevocationList, ...] | None
+
+
+class TlsIdentity:
+    """Who is this process, and whom does it believe? Safe to use from several threads.
+
+    Args:
+        files: where certificate, key, authorities and lists are.
+        mapping: makes principals of peers' certificates.
+        clock: seconds since the epoch.
+
+    Raises:
+        IdentityError: a file cannot be read or used; the message names it and says why.
+    """
+
+    def __init__(
+        self,
+        files: TlsFiles,
+        mapping: PrincipalMapping | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.files = files
+        self.generation = 1
+        """Goes up by one each time that changed files have been taken over."""
+        self._mapping = mapping or PrincipalMapping()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._warned = ""
+        self._settled = False
+        self._signatures: tuple[_FileSignature, ...] = ()
+        self._ever_trusted: set[Name] = set()
+        material = self._read(None)
+        self._current = self._make(material, None)
+        self._ever_trusted |= self._current.trusted
+
+    @property
+    def material(self) -> TlsMaterial:
+        """The contents of the files, for a library that makes its contexts itself."""
+        return self._current.material
+
+    @property
+    def own_certificate(self) -> CertificateFacts | None:
+        """What this process shows; None: it has no certificate."""
+        return self._current.own
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return the context for connections that come in: of this generation, and the same until the next.
+
+        Raises IdentityError where there is no certificate to show.
+        """
+        context = self._current.server
+        if context is None:
+            raise IdentityError(
+                "a server needs a certificate and its key, and none is named",
+                advice="Name an identity folder (securityDirectory), or tlsCertificatePath and tlsKeyStore",
+            )
+        return context
+
+    def client_context(self) -> ssl.SSLContext:
+        """Return the context for connections that go out; name the host to them (`server_hostname`)."""
+        return self._current.client
+
+    def refresh(self) -> bool:
+        """Look whether the files have changed, and take over what they have now. Return whether a new generation began.
+
+        What cannot be used is not taken over: it is warned of once, and tried again at each call.
+        """
+        with self._lock:
+            if self._settled and self._look() == self._signatures:
+                return False
+            before = self._current
+            try:
+                material = self._read(before.material)
+                changed = material != before.material
+                if changed:
+                    after = self._make(material, before.material)
+                    self._ever_trusted |= after.trusted
+                    self._current = after
+                    self.generation += 1
+            except IdentityError as error:
+                # What was read is not what is held: look again at the next call, whatever the signatures say.
+                self._settled = False
+                if str(error) != self._warned:
+                    self._warned = str(error)
+                    logger.warning("changed certificates are not taken over, the old ones stay in use: %s", error)
+                return False
+            self._warned = ""
+            if changed:
+                logger.info("certificates were read again: generation %d%s", self.generation, self._until())
+            return changed
+
+    def judge(self, der: bytes, now_s: float | None = None) -> str | None:
+        """Return why a peer's certificate, once verified, is not good any more; None: it is.
+
+        Looked at are its time, the revocation lists of this generation, and whether its authority has been believed
+        before and is not now. An authority that stands between (one that the peer itself showed) is known to the
+        handshake only.
+        """
+        now = self._clock() if now_s is None else now_s
+        current = self._current
+        try:
+            facts = read_certificate(der)
+        except ValueError as error:
+            return f"it cannot be read: {error}"
+        if now >= facts.not_after_s:
+            return f"it ended at {_moment(facts.not_after_s)}"
+        if now < facts.not_before_s:
+            return f"it begins at {_moment(facts.not_before_s)} only"
+        if facts.issuer in self._ever_trusted and facts.issuer not in current.trusted:
+            return f"its authority, {facts.issuer_text}, is not believed any more"
+        for one in current.lists or ():
+            if one.issuer != facts.issuer:
+                continue
+            if facts.serial in one.serials:
+                return f"its authority, {facts.issuer_text}, has revoked it"
+            if one.next_update_s is not None and now >= one.next_update_s:
+                return f"the revocation list of {facts.issuer_text} ended at {_moment(one.next_update_s)}"
+        return None
+
+    def principal_of(self, der: bytes) -> Principal:
+        """Return whose certificate it is. Raises PeerRefusedError for one that gives no usable name."""
+        try:
+            facts = read_certificate(der)
+        except ValueError as error:
+            raise PeerRefusedError(f"the peer's certificate cannot be read: {error}") from error
+        return self._mapping.principal(facts)
+
+    def principal(self, connection: TlsConnection, now_s: float | None = None) -> Principal:
+        """Return who is at the other end of a connection whose handshake is over.
+
+        Raises PeerRefusedError where it has shown no certificate, where that one is not good (a session of TLS 1.2 that
+        was taken up again is not verified anew by OpenSSL), and where it gives no usable name.
+        """
+        der = connection.getpeercert(True)
+        if not der:
+            raise PeerRefusedError(
+                "the peer has shown no certificate", advice="It needs one of an authority known here"
+            )
+        reason = self.judge(der, now_s)
+        if reason is not None:
+            raise PeerRefusedError(f"the peer's certificate is not good: {reason}")
+        return self.principal_of(der)
+
+    # -------------------------------------------------------------------- reading
+
+    def _look(self) -> tuple[_FileSignature, ...]:
+        return tuple(_signature(path) for path in self.files.paths())
+
+    def _read(self, before: TlsMaterial | None) -> TlsMaterial:
+        """Return what the files hold, all of it of one moment."""
+        for _ in range(_READINGS):
+            signatures = self._look()
+            failure: IdentityError | None = None
+            try:
+                material = self._read_once(before)
+            except IdentityError as error:
+                failure = error
+            if signatures != self._look():
+                continue
+            if failure is not None:
+                raise failure
+            newest = max((one[0] for one in signatures if one is not None), default=0)
+            self._signatures = signatures
+            self._settled = self._clock() - newest / 1e9 > _SETTLED_S
+            return material
+        raise IdentityError("the files of certificates change all the time; none of them was taken over")
+
+    def _read_once(self, before: TlsMaterial | None) -> TlsMaterial:
+        files = self.files
+        if bool(files.certificate) != bool(files.key):
+            raise IdentityError(
+                "a certificate needs a key, and a key a certificate: one of both is not named",
+                advice="Name both (tlsCertificatePath, tlsKeyStore), or an identity folder (securityDirectory)",
+            )
+        if not files.authorities:
+            raise IdentityError(
+                "no authorities are named whose certificates are believed",
+                advice="Name an identity folder (securityDirectory), or a file of certificates (tlsTrustStore)",
+            )
+        password = _read_file(files.key_password, MAX_PASSWORD_BYTES).strip() if files.key_password else None
+        chain = _certificates(files.certificate) if files.certificate else []
+        key = _key(files.key) if files.key else b""
+        authorities = _certificates(files.authorities)
+        return TlsMaterial(
+            b"".join(one.text for one in chain),
+            key,
+            password,
+            b"".join(one.text for one in authorities),
+            self._read_lists(before),
+        )
+
+    def _read_lists(self, before: TlsMaterial | None) -> bytes | None:
+        path = self.files.revoked
+        if not path:
+            return None
+        was_there = before is not None and before.revoked is not None
+        if self.files.revoked_may_be_missing and not was_there and not os.path.lexists(path):
+            return None
+        blocks = [one for one in _blocks(path) if one.label == REVOCATIONS]
+        if not blocks:
+            raise _file_error(path, "it holds no revocation list (a PEM block of X509 CRL)")
+        return b"".join(one.text for one in blocks)
+
+    # -------------------------------------------------------------------- contexts
+
+    def _make(self, material: TlsMaterial, before: TlsMaterial | None) -> _Generation:
+        """Return a new generation. What has not changed is not held against it that it has ended meanwhile: a new
+        revocation list counts, though this process's own certificate is over."""
+        own = None
+        if material.chain:
+            own = _facts(pem_blocks(material.chain)[0].body, self.files.certificate)
+            if before is None or before.chain != material.chain:
+                self._check_time(own)
+        authorities = [_facts(one.body, self.files.authorities) for one in pem_blocks(material.authorities)]
+        trusted = {one.subject: one.subject_text for one in authorities}
+        lists = None
+        if material.revoked is not None:
+            lists = self._lists(material.revoked, None if before is None else before.revoked)
+            for name in trusted.keys() - {one.issuer for one in lists}:
+                logger.warning(
+                    "%s has no revocation list of %s: what that authority has signed is refused",
+                    self.files.revoked,
+                    trusted[name],
+                )
+        server = self._context(material, ssl.PROTOCOL_TLS_SERVER) if own is not None else None
+        client = self._context(material, ssl.PROTOCOL_TLS_CLIENT)
+        return _Generation(material, own, server, client, frozenset(trusted), lists)
+
+    def _check_time(self, own: CertificateFacts) -> None:
+        now = self._clock()
+        if not own.not_before_s <= now < own.not_after_s:
+            raise _file_error(
+                self.files.certificate,
+                f"the certificate holds from {_moment(own.not_before_s)} to {_moment(own.not_after_s)} only, and it is "
+                f"{_moment(now)} now",
+                "Renew it (dlspark tls renew), or set this host's clock",
+            )
+
+    def _lists(self, content: bytes, before: bytes | None) -> tuple[RevocationList, ...]:
+        """Return the newest list of each authority."""
+        newest: dict[Name, RevocationList] = {}
+        for block in pem_blocks(content):
+            try:
+                one = read_revocations(block.body)
+            except ValueError as error:
+                raise _file_error(self.files.revoked, f"a revocation list in it cannot be read: {error}") from error
+            other = newest.get(one.issuer)
+            if other is None or other.this_update_s < one.this_update_s:
+                newest[one.issuer] = one
+        for one in newest.values() if content != before else ():
+            if one.next_update_s is not None and self._clock() >= one.next_update_s:
+                raise _file_error(
+                    self.files.revoked,
+                    f"the revocation list of {one.issuer_text} ended at {_moment(one.next_update_s)}",
+                    "Fetch the authority's new list (dlspark tls renew makes one)",
+                )
+        return tuple(newest.values())
+
+    def _context(self, material: TlsMaterial, kind: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(kind)
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        context.hostname_checks_common_name = False
+        apply_protocols(context, self.files.protocols)
+        apply_ciphers(context, self.files.ciphers)
+        if kind == ssl.PROTOCOL_TLS_SERVER:
+            # A ticket lets a client come back without its certificate being verified again.
+            context.options |= ssl.OP_NO_TICKET | ssl.OP_CIPHER_SERVER_PREFERENCE
+            context.num_tickets = 0
+            # A certificate that is shown is verified in any case.
+            context.verify_mode = ssl.CERT_REQUIRED if self.files.peers_prove else ssl.CERT_OPTIONAL
+        else:
+            context.check_hostname = self.files.names_checked
+            context.verify_mode = ssl.CERT_REQUIRED
+        # Java believes what stands in a trust store, be it an authority or the very certificate of one peer.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        self._load(context, material)
+        return context
+
+    def _load(self, context: ssl.SSLContext, material: TlsMaterial) -> None:
+        try:
+            context.load_verify_locations(cadata=material.authorities.decode("ascii"))
+        except (ssl.SSLError, ValueError) as error:
+            raise _file_error(self.files.authorities, f"it cannot be used: {_openssl(error)}") from error
+        if material.chain:
+            _load_pair(context, material, self.files)
+        if material.revoked is not None:
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+            try:
+                with in_memory(material.revoked) as path:
+                    context.load_verify_locations(cafile=path)
+            except ssl.SSLError as error:
+                raise _file_error(self.files.revoked, f"it cannot be used: {_openssl(error)}") from error
+
+    def _until(self) -> str:
+        own = self._current.own
+        return "" if own is None else f", {own.subject_text} until {_moment(own.not_after_s)}"
+
+
+@contextmanager
+def in_memory(content: bytes) -> Iterator[str]:
+    """Yield a path by which OpenSSL can read `content` once, while it is on no disk."""
+    if hasattr(os, "memfd_create"):
+        number = os.memfd_create("dlspark", os.MFD_CLOEXEC)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(number, view) :]
+            yield f"/proc/self/fd/{number}"
+        finally:
+            os.close(number)
+        return
+    reading, writing = os.pipe()
+    # A pipe holds less than a file may have, so a thread of its own fills it while OpenSSL reads.
+    filler = threading.Thread(target=_fill, args=(writing, content), daemon=True)
+    filler.start()
+    try:
+        yield f"/dev/fd/{reading}"
+    finally:
+        os.close(reading)
+        filler.join()
+
+
+def _fill(writing: int, content: bytes) -> None:
+    try:
+        with open(writing, "wb") as pipe:
+            pipe.write(content)
+    except BrokenPipeError:
+        pass  # the reader has seen enough, or refused it; it says so itself
+
+
+def _load_pair(context: ssl.SSLContext, material: TlsMaterial, files: TlsFiles) -> None:
+    password = material.key_password
+    # Without a password OpenSSL would ask for one at the terminal.
+    asked: list[bool] = []
+
+    def give_password() -> bytes:
+        asked.append(True)
+        return password if password is not None else b""
+
+    try:
+        with in_memory(material.chain) as chain, in_memory(material.key) as key:
+            context.load_cert_chain(chain, key, password=give_password)
+    except (ssl.SSLError, ValueError) as error:
+        if asked and password is None:
+            reason = "the key is encrypted, and no password is named"
+        elif asked:
+            reason = "the key does not open with the password of the file that is named for it"
+        elif getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+            raise _file_error(files.key, f"the key is not the one of the certificate in {files.certificate}") from None
+        else:
+            reason = f"certificate and key cannot be used: {_openssl(error)}"
+        # Without the cause: nothing of what it was tried with belongs in a trace.
+        raise _file_error(files.key, reason) from None
+
+
+def _signature(path: str) -> _FileSignature:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _read_file(path: str, limit: int = MAX_FILE_BYTES) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise _file_error(path, f"it cannot be read: {error.strerror or error}") from error
+    if len(content) > limit:
+        raise _file_error(path, f"it has more than {limit} bytes")
+    return content
+
+
+def _blocks(path: str) -> Sequence[PemBlock]:
+    try:
+        return pem_blocks(_read_file(path))
+    except ValueError as error:
+        raise _file_error(path, str(error)) from error
+
+
+def _certificates(path: str) -> list[PemBlock]:
+    found = [one for one in _blocks(path) if one.label == CERTIFICATE]
+    if not found:
+        raise _file_error(path, "it holds no certificate (a PEM block of CERTIFICATE)")
+    return found
+
+
+def _key(path: str) -> bytes:
+    found = [one for one in _blocks(path) if one.label in KEY_LABELS]
+    if len(found) != 1:
+        raise _file_error(path, f"it holds {len(found)} private keys where one is needed")
+    return found[0].text
+
+
+def _facts(der: bytes, path: str) -> CertificateFacts:
+    try:
+        return read_certificate(der)
+    except ValueError as error:
+        raise _file_error(path, f"a certificate in it cannot be read: {error}") from error
+
+
+def _file_error(path: str, reason: str, advice: str | None = None) -> IdentityError:
+    return IdentityError(reason, path=path, advice=advice)
+
+
+def _openssl(error: Exception) -> str:
+    """Return OpenSSL's words, which name no content."""
+    reason = getattr(error, "reason", None)
+    return str(reason).replace("_", " ").lower() if reason else type(error).__name__
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -1,0 +1,216 @@
+"""SASL as a node's and a client's plug-in of AUTH: which users, from which file, by which machine.
+
+The files are read anew when they change, so users come, change their passwords and go without a restart: who comes is
+known at the next connection, who goes is found by `still`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from metadata.foundation.errors import CallerError
+from metadata.security.exchange import SASL_PLUGIN, SCRAM_PLUGIN, ChannelFacts, Step
+from metadata.security.principals import Principal
+from metadata.security.sasl.credentials import ScramUsers, read_scram_users
+from metadata.security.sasl.digest_md5 import DigestMd5Client, DigestMd5Server
+from metadata.security.sasl.jaas import JaasError, JaasSection, section_of
+from metadata.security.sasl.machine import SaslClient, SaslError, SaslServer
+from metadata.security.sasl.scram import ScramClient, ScramServer
+from metadata.security.secrets import Secret, secret_from_file
+from metadata.security.watched_file import WatchedFile
+
+EVERYBODY: Final = re.compile(".*", re.DOTALL)
+
+
+class MachineExchange:
+    """Runs a server's machine for one connection."""
+
+    def __init__(self, machine: SaslServer) -> None:
+        self._machine = machine
+
+    def step(self, payload: bytes) -> Step:
+        """Take the client's message. Raises SaslError."""
+        answer = self._machine.step(payload)
+        return Step(answer, self._machine.principal)
+
+
+class MachineClientExchange:
+    """Runs a client's machine for one connection."""
+
+    def __init__(self, machine: SaslClient) -> None:
+        self._machine = machine
+
+    @property
+    def done(self) -> bool:
+        """True once both sides have proved what they had to."""
+        return self._machine.done
+
+    def first(self) -> bytes:
+        """Return the first message, perhaps an empty one. Raises SaslError."""
+        return self._machine.step(b"") or b""
+
+    def step(self, payload: bytes) -> bytes | None:
+        """Take the node's message and return the next one. Raises SaslError."""
+        return self._machine.step(payload)
+
+
+# ------------------------------------------------------------------------------------ nodes
+
+
+class DigestMd5Authenticator:
+    """Which users of a login configuration may enter by DIGEST-MD5?
+
+    Args:
+        path, section: the login configuration; its users are the options `user_NAME`.
+        allowed: a name has to match it whole.
+        without_tls: whether a connection outside of TLS may use it.
+
+    Raises:
+        JaasError: the configuration cannot be read, or has no user.
+    """
+
+    plugin = SASL_PLUGIN
+
+    def __init__(
+        self, path: str | os.PathLike[str], section: str, *, allowed: re.Pattern[str], without_tls: bool
+    ) -> None:
+        self._allowed = allowed
+        self._without_tls = without_tls
+        self._section = WatchedFile(path, lambda place: _with_users(section_of(place, section)))
+
+    def begin(self, facts: ChannelFacts) -> MachineExchange:
+        """Return the exchange of a new connection. Raises SaslError outside of TLS, unless that is allowed."""
+        if not facts.secured and not self._without_tls:
+            raise SaslError(
+                "DIGEST-MD5 is spoken inside TLS only",
+                advice="saslDigestMd5WithoutTls=true allows it on plain connections, whose bytes anybody may change",
+            )
+        users = self._section.current().passwords()
+        return MachineExchange(DigestMd5Server(users.get, self._is_allowed))
+
+    def still(self, principal: Principal) -> str | None:
+        """Return why a user may not stay: it is not in the file any more."""
+        known = principal.name in self._section.current().passwords()
+        return None if known else f"the user {principal.name} was taken out of the login configuration"
+
+    def _is_allowed(self, name: str) -> bool:
+        return self._allowed.fullmatch(name) is not None
+
+
+class ScramAuthenticator:
+    """Which users of a credentials file may enter by SCRAM-SHA-256?
+
+    Args:
+        path: the file that `dlspark scram` writes.
+        allowed: a name has to match it whole.
+
+    Raises:
+        CredentialsError: the file cannot be used.
+    """
+
+    plugin = SCRAM_PLUGIN
+
+    def __init__(self, path: str | os.PathLike[str], *, allowed: re.Pattern[str] = EVERYBODY) -> None:
+        self._allowed = allowed
+        self._users: WatchedFile[ScramUsers] = WatchedFile(path, read_scram_users)
+
+    def begin(self, facts: ChannelFacts) -> MachineExchange:
+        """Return the exchange of a new connection. Raises SaslError where its TLS has no channel binding."""
+        users = self._users.current()
+        binding = _binding_of(facts)
+        return MachineExchange(ScramServer(users.users.get, self._is_allowed, binding=binding, decoy=users.decoy))
+
+    def still(self, principal: Principal) -> str | None:
+        """Return why a user may not stay: it is not in the file any more."""
+        known = principal.name in self._users.current().users
+        return None if known else f"the user {principal.name} was taken out of the file of SCRAM users"
+
+    def _is_allowed(self, name: str) -> bool:
+        return self._allowed.fullmatch(name) is not None
+
+
+def allowed_ids(pattern: str, error: Callable[..., CallerError] = CallerError) -> re.Pattern[str]:
+    """Return a pattern of names. Raises `error` where it is not a regular expression."""
+    try:
+        return re.compile(pattern)
+    except re.error as cause:
+        raise error(f"saslJaasClientAllowedIds is not a regular expression: {cause}") from cause
+
+
+def _with_users(section: JaasSection) -> JaasSection:
+    if not section.passwords():
+        raise JaasError(
+            f"the section {section.name} knows no user, so nobody could enter",
+            path=section.path,
+            advice='Users are options of its module: user_NAME="PASSWORD"',
+        )
+    return section
+
+
+def _binding_of(facts: ChannelFacts) -> bytes | None:
+    """Return the connection's channel binding. Raises SaslError where it is in TLS and has none: nothing binds then."""
+    if not facts.secured:
+        return None
+    binding = facts.binding()
+    if binding is None:
+        raise SaslError("SCRAM: the connection's TLS has no channel binding")
+    return binding
+
+
+# ------------------------------------------------------------------------------------ clients
+
+
+class DigestMd5ClientAuthenticator:
+    """As which user of a login configuration does a client enter by DIGEST-MD5?
+
+    Args:
+        path, section: the login configuration, with `username` and `password`.
+        without_tls: whether it is spoken outside of TLS.
+
+    Raises:
+        JaasError: the configuration cannot be read, or has no such user.
+    """
+
+    plugin = SASL_PLUGIN
+
+    def __init__(self, path: str | os.PathLike[str], section: str, *, without_tls: bool) -> None:
+        self._without_tls = without_tls
+        self._login: WatchedFile[tuple[str, Secret]] = WatchedFile(
+            path, lambda place: section_of(place, section).login()
+        )
+
+    def begin(self, facts: ChannelFacts) -> MachineClientExchange:
+        """Return the exchange of a new connection. Raises SaslError outside of TLS, unless that is allowed."""
+        if not facts.secured and not self._without_tls:
+            raise SaslError(
+                "DIGEST-MD5 is spoken inside TLS only; nothing was sent",
+                advice="Set security=on, or saslDigestMd5WithoutTls=true where everybody on the way is trusted",
+            )
+        name, password = self._login.current()
+        return MachineClientExchange(DigestMd5Client(name, password))
+
+
+class ScramClientAuthenticator:
+    """As which user does a client enter by SCRAM-SHA-256?
+
+    Args:
+        name: the user.
+        password_file: its first lines are the password; nobody but owner and group may read it.
+
+    Raises:
+        CallerError: the password cannot be read.
+    """
+
+    plugin = SCRAM_PLUGIN
+
+    def __init__(self, name: str, password_file: str | os.PathLike[str]) -> None:
+        self._name = name
+        self._password: WatchedFile[Secret] = WatchedFile(Path(password_file), secret_from_file)
+
+    def begin(self, facts: ChannelFacts) -> MachineClientExchange:
+        """Return the exchange of a new connection. Raises SaslError where its TLS has no channel binding."""
+        return MachineClientExchange(ScramClient(self._name, self._password.current(), binding=_binding_of(facts)))

@@ -1,0 +1,368 @@
+"""TLS on the socket of a link (`links`): what a plain socket's `recv_into` and `sendmsg` do, records and handshakes.
+
+OpenSSL works on the link's own socket, so that nothing is copied but what is encrypted. A link calls `TlsSocket` at the
+very places where it calls its socket otherwise; the differences are kept here:
+
+    readiness   says nothing of a record's rest that OpenSSL has decrypted already: `has_more` does
+    reading     may have to write (an answer to a change of keys): `stalled` says so
+    writing     that was cut short wants the very same bytes again: they are kept until they have left
+    the end     is a message of its own; a stream that ends without it was cut, perhaps by an attacker
+
+A handshake is bounded in time and in bytes, and is taken step by step in turns (`turns`), as everything is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+import ssl
+import sys
+import termios
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from metadata.foundation.errors import CallerError
+from storage_node.edge import FrameHandler, Link, Network, SecurableLink, TlsTerms
+from storage_node.errors import SecureConnectionError, TlsError
+from storage_node.protocol.frames import Buffer
+from storage_node.transport.turns import Turns
+
+RECORD_BYTES = 16 * 1024
+"""Most bytes of a record, which is also what OpenSSL takes at a time."""
+RECORDS_AT_ONCE = 128
+"""Records that are read at a time: a peer may put a single byte into each."""
+HANDSHAKE_S = 10.0
+MAX_HANDSHAKE_BYTES = 64 * 1024
+"""Bytes that a peer may send in a handshake: chains of certificates take some thousands."""
+FIRST_BYTE_OF_TLS = 22
+"""The type of the record with which a handshake begins; no frame begins so, for it would have 369 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsEntrance:
+    """How does a listener secure its connections from the first byte on?"""
+
+    context: Callable[[], ssl.SSLContext]
+    """Returns the context of a new connection: certificates may change meanwhile."""
+    plain_too: bool = False
+    """Connections that do not begin with a handshake are taken as they are."""
+    limit_s: float = HANDSHAKE_S
+
+
+class TlsSocket:
+    """How does a link read and write under TLS? As by a socket."""
+
+    __slots__ = ("_begun", "_ended", "_failed", "_terms", "_tls", "received", "stalled")
+
+    def __init__(self, sock: socket.socket, terms: TlsTerms) -> None:
+        """Take the socket over; nothing is sent yet. Raises OSError, and ValueError for a host that is none."""
+        # Renegotiation of old versions: an attacker's first bytes may be taken for the client's (CVE-2009-3555).
+        terms.context.options |= ssl.OP_NO_RENEGOTIATION
+        self._terms = terms
+        self._tls = terms.context.wrap_socket(
+            sock,
+            server_side=terms.server_side,
+            do_handshake_on_connect=False,
+            suppress_ragged_eofs=False,  # else a stream that was cut off would look like one that ended
+            server_hostname=None if terms.server_side else terms.host,
+        )
+        self._begun = b""
+        """Bytes that OpenSSL has encrypted and not sent: it wants the same ones again."""
+        self._ended = False
+        self._failed: TlsError | None = None
+        self.received = 0
+        """Bytes of the handshake."""
+        self.stalled = False
+        """Nothing can be read before something was written."""
+
+    @property
+    def socket(self) -> socket.socket:
+        """The socket, for its descriptor and its end."""
+        return self._tls
+
+    @property
+    def certificate(self) -> bytes | None:
+        """The peer's certificate (DER), if it showed one and that was verified."""
+        if self._terms.context.verify_mode is ssl.CERT_NONE:
+            return None
+        return self._tls.getpeercert(binary_form=True)
+
+    @property
+    def has_more(self) -> bool:
+        """There is something to be read, though the socket may never become readable."""
+        return self._ended or self._failed is not None or self._tls.pending() > 0
+
+    def shake(self) -> bool | None:
+        """Go on with the handshake. True: it is done; None: wait until the socket is readable; False: writable.
+
+        Raises TlsError.
+        """
+        waiting = waiting_bytes(self._tls)
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            outcome: bool | None = None
+        except ssl.SSLWantWriteError:
+            outcome = False
+        except (OSError, ValueError) as error:
+            raise tls_error(error) from error
+        else:
+            outcome = True
+        self.received += max(waiting - waiting_bytes(self._tls), 0)
+        if self.received > MAX_HANDSHAKE_BYTES:
+            raise TlsError(f"the peer's handshake has more than {MAX_HANDSHAKE_BYTES} bytes")
+        return outcome
+
+    def recv_into(self, view: memoryview) -> int:
+        """Read what is there, as far as there is room. Returns 0 after the peer's orderly end.
+
+        Raises BlockingIOError where nothing is there (see `stalled`), TlsError where the stream is broken.
+        """
+        total, size = 0, len(view)
+        if self._failed is not None:
+            raise self._failed
+        try:
+            for _ in range(RECORDS_AT_ONCE):
+                received = self._tls.recv_into(view[total:])
+                total += received
+                self._ended = not received
+                if not received or total == size:
+                    break
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLWantWriteError:
+            self.stalled = True
+        except (OSError, ValueError) as error:
+            self._failed = tls_error(error)
+            if not total:
+                raise self._failed from error
+        if not (total or self._ended):
+            raise BlockingIOError
+        return total
+
+    def sendmsg(self, pieces: Sequence[Buffer]) -> int:
+        """Send from the front of `pieces`; returns how many bytes were taken. Raises BlockingIOError, TlsError."""
+        try:
+            if self._begun:
+                sent = self._tls.send(self._begun)
+                self._begun = b""
+                return sent
+            sent = 0
+            for record in _records(pieces):
+                try:
+                    sent += self._tls.send(record)
+                except ssl.SSLWantWriteError:
+                    self._begun = bytes(record)
+                    if sent:
+                        break
+                    raise
+        except ssl.SSLWantWriteError:
+            raise BlockingIOError from None
+        except ssl.SSLWantReadError:
+            # Only a renegotiation has to read before it can write.
+            raise TlsError("the peer asks for another handshake, which is refused") from None
+        except (OSError, ValueError) as error:
+            raise tls_error(error) from error
+        return sent
+
+    def say_end(self) -> None:
+        """Tell the peer that nothing follows, if that can be sent at once."""
+        try:
+            self._tls.unwrap()
+        except (OSError, ValueError):
+            pass  # it waits for the peer's own end, which is not waited for here; or the connection is gone
+
+
+def _records(pieces: Sequence[Buffer]) -> Iterator[Buffer]:
+    """Cut `pieces` into records: full ones but for the last, small pieces together."""
+    small: list[Buffer] = []
+    size = 0
+    for piece in pieces:
+        length = len(piece)
+        if size + length <= RECORD_BYTES:
+            small.append(piece)
+            size += length
+            continue
+        view = memoryview(piece)
+        at = 0
+        if small:
+            at = RECORD_BYTES - size
+            small.append(view[:at])
+            yield b"".join(small)
+        while length - at > RECORD_BYTES:
+            yield view[at : at + RECORD_BYTES]
+            at += RECORD_BYTES
+        small, size = [view[at:]], length - at
+    if small:
+        yield small[0] if len(small) == 1 else b"".join(small)
+
+
+def waiting_bytes(sock: socket.socket) -> int:
+    """Return how many bytes wait in the kernel."""
+    count = bytearray(4)
+    try:
+        fcntl.ioctl(sock.fileno(), termios.FIONREAD, count)
+    except (OSError, ValueError):  # the socket is closed
+        return 0
+    return int.from_bytes(count, sys.byteorder)
+
+
+class TlsHandshake:
+    """How far is a link's handshake? Goes on with it as the socket becomes ready, in turns.
+
+    Args:
+        loop: of the link.
+        tls: its socket.
+        turns: the line of those that have something to do.
+        limit_s: the handshake is cut after so many seconds.
+        ended: called once: None, TLS stands; or why it does not.
+    """
+
+    __slots__ = ("_ended", "_limit_s", "_loop", "_timer", "_tls", "_turns", "_waits_to_write")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        tls: TlsSocket,
+        turns: Turns,
+        limit_s: float,
+        ended: Callable[[TlsError | None], None],
+    ) -> None:
+        self._loop = loop
+        self._tls = tls
+        self._turns = turns
+        self._limit_s = limit_s
+        self._ended = ended
+        self._waits_to_write: bool | None = None
+        """Which readiness is waited for; None: none."""
+        self._timer = loop.call_later(limit_s, self._late)
+        turns.join(self._step)
+
+    def stop(self) -> None:
+        """End it; `ended` is not called any more."""
+        self._timer.cancel()
+        self._turns.leave(self._step)
+        self._wait(None)
+
+    def _wait(self, to_write: bool | None) -> None:
+        descriptor = self._tls.socket.fileno()
+        if self._waits_to_write is True:
+            self._loop.remove_writer(descriptor)
+        elif self._waits_to_write is False:
+            self._loop.remove_reader(descriptor)
+        self._waits_to_write = to_write
+        if to_write is True:
+            self._loop.add_writer(descriptor, self._ready)
+        elif to_write is False:
+            self._loop.add_reader(descriptor, self._ready)
+
+    def _ready(self) -> None:
+        self._wait(None)
+        self._turns.join(self._step)  # a step takes a millisecond, and hundreds may be ready at a time
+
+    def _step(self) -> None:
+        try:
+            done = self._tls.shake()
+        except TlsError as error:
+            self._end(error)
+            return
+        if done:
+            self._end(None)
+        else:
+            self._wait(to_write=done is False)
+
+    def _late(self) -> None:
+        self._end(TlsError(f"the peer did not end its handshake within {self._limit_s:g} s"))
+
+    def _end(self, error: TlsError | None) -> None:
+        self.stop()
+        self._ended(error)
+
+
+# ------------------------------------------------------------------------------------------- for both ends
+
+
+def securable(link: Link) -> SecurableLink:
+    """Return the link as one that TLS can be begun on. Raises CallerError where its network knows no TLS."""
+    if not isinstance(link, SecurableLink):
+        raise CallerError(
+            "this network knows no TLS",
+            advice="Simulated networks carry plain connections only: leave security off there",
+            node=link.peer,
+        )
+    return link
+
+
+async def secure(link: Link, terms: TlsTerms) -> SecurableLink:
+    """Begin TLS on a link and wait for it. Raises SecureConnectionError, and the link is closed."""
+    secured: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def ended(error: TlsError | None) -> None:
+        if secured.done():
+            return
+        if error is None:
+            secured.set_result(None)
+        else:
+            secured.set_exception(insecure_error(link.peer, error))
+
+    under_tls = securable(link)
+    under_tls.start_tls(terms, ended)
+    try:
+        await secured
+    except BaseException:
+        link.close()
+        raise
+    return under_tls
+
+
+async def connect_secured(
+    network: Network, host: str, port: int, handler: FrameHandler, *, timeout_ms: int, context: ssl.SSLContext
+) -> SecurableLink:
+    """Connect, and speak TLS from the first byte on; the certificate must be one for `host`.
+
+    Raises BookieUnreachableError; SecureConnectionError, one of these, where TLS could not be begun.
+    """
+    link = await network.connect(host, port, handler, timeout_ms=timeout_ms)
+    return await secure(link, TlsTerms(context, host, limit_s=timeout_ms / 1000))
+
+
+def insecure_error(peer: str, reason: object) -> SecureConnectionError:
+    """Return the error of a connection that could not be secured."""
+    return SecureConnectionError(
+        f"the connection to {peer} could not be secured: {reason}",
+        advice="Nothing is ever sent in plain instead. Check both sides' certificates, authorities and switches",
+        node=peer,
+    )
+
+
+_REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer showed no certificate",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the peer asks for a certificate, and this side has none",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the peer refuses this side's certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the peer refuses this side's certificate, which has expired",
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": "the peer refuses this side's certificate, which is revoked",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the peer refuses this side's certificate",
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "the peer refuses this side's certificate: it is not made for this use",
+    "TLSV1_ALERT_UNKNOWN_CA": "the peer refuses this side's certificate: it does not know its authority",
+    "TLSV1_ALERT_ACCESS_DENIED": "the peer refuses this side's certificate: access denied",
+    "WRONG_VERSION_NUMBER": "the peer does not speak TLS",
+    "HTTP_REQUEST": "the peer speaks HTTP, not TLS",
+    "UNSUPPORTED_PROTOCOL": "the sides have no version of TLS in common",
+    "NO_PROTOCOLS_AVAILABLE": "the sides have no version of TLS in common",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "the sides have no version of TLS in common",
+    "NO_SHARED_CIPHER": "the sides have no cipher in common",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": "the peer refuses the handshake: no cipher in common, or it wants a certificate",
+    "NO_RENEGOTIATION": "the peer asks for another handshake, which is refused",
+}
+
+
+def tls_error(error: Exception) -> TlsError:
+    """Return what an error of `ssl` or of the socket says of the peer."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return TlsError(f"the peer's certificate is refused: {error.verify_message.rstrip('.')}")
+    if isinstance(error, ssl.SSLEOFError):
+        return TlsError("the peer broke off without ending TLS")
+    if isinstance(error, ssl.SSLError):
+        return TlsError(_REASONS.get(error.reason, f"TLS failed: {error.reason or error}"))
+    return TlsError(f"the connection broke: {error}")
