@@ -14,6 +14,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── NotBoundError                  *   no namespace is bound at the path
     │   ├── NamespaceInUseError            *   a namespace with logs is unbound only by force
     │   ├── RequestDeniedError             *   403: the namespace's access control denies it
+    │   ├── NotAuthenticatedError          *   403: who asks has not proved who they are, or the proof has ended
     │   ├── NoAuthError                    *   505: ZooKeeper's access control refuses this session (`zkAclId`)
     │   ├── InvalidLogNameError            *   602: the name cannot be a log's
     │   ├── InvalidSchemaError             *   a schema that a log cannot have
@@ -127,6 +128,7 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
     SessionExpiredError,
 )
+from metadata.security.proofs import NotAuthenticatedError
 from storage_node.errors import DigestError, NotEnoughBookiesError
 
 
@@ -463,6 +465,7 @@ __all__ = [
     "NoAuthError",
     "NoSchemaError",
     "NotAppliedError",
+    "NotAuthenticatedError",
     "NotBoundError",
     "NotEnoughBookiesError",
     "ObjectAddressError",

@@ -43,6 +43,7 @@ from dlspark.cli import (
     schema_samples,
     schemas,
     sinks,
+    tls,
 )
 from dlspark.version import __version__
 from metadata.foundation.errors import CallerError, DistributedLogError
@@ -358,6 +359,17 @@ for name, command in (
     cold_table_app.command(name)(plain_errors(command))
 cold_app.add_typer(cold_table_app, name="table")
 app.add_typer(cold_app, name="cold")
+
+tls_app = typer.Typer(help="Certificates: an authority of one's own, and who has proved what.", no_args_is_help=True)
+for name, command in (
+    ("init", tls.init),
+    ("issue", tls.issue),
+    ("renew", tls.renew),
+    ("revoke", tls.revoke),
+    ("show", tls.show),
+):
+    tls_app.command(name)(plain_errors(command))
+app.add_typer(tls_app, name="tls")
 
 app.command("doctor")(plain_errors(doctor.doctor))
 app.command("write")(plain_errors(pipes.write))

@@ -23,6 +23,8 @@ from dlspark.serving.read_proxy.settings import ReadProxySettings
 from dlspark.serving.write_proxy import settings as write_proxy
 from dlspark.spark.options.registry import OPTIONS, Option, scope_words
 from metadata.foundation.settings import Setting, defaults_of, markdown_table, properties_entry, settings_of, written
+from metadata.security.sasl.settings import ClientProofSettings, NodeProofSettings, SaslSettings
+from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.settings import client as ledger_client
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
@@ -181,8 +183,17 @@ PAGES: Final = (
         (
             PageGroup("Requests and ledgers", [*settings_of(ledger_client.ClientSettings).values()]),
             PageGroup("Placement", [*settings_of(PlacementSettings).values()]),
+            PageGroup("Security", [*settings_of(SecuritySettings).values()]),
+            PageGroup(
+                "Authentication by SASL",
+                [*settings_of(ClientProofSettings).values(), *settings_of(SaslSettings).values()],
+            ),
         ),
-        defaults_of(ledger_client.ClientSettings) | defaults_of(PlacementSettings),
+        defaults_of(ledger_client.ClientSettings)
+        | defaults_of(PlacementSettings)
+        | defaults_of(SecuritySettings)
+        | defaults_of(ClientProofSettings)
+        | defaults_of(SaslSettings),
         refused=dict(sorted(ledger_client.WITHOUT_MEANING.items())),
         refused_head=texts.REFUSED.format(upstream="Apache BookKeeper"),
     ),
@@ -191,8 +202,22 @@ PAGES: Final = (
         "a storage node, and auto-recovery",
         "the file of `dlspark bookie --conf FILE`, `dlspark autorecovery --conf FILE`",
         texts.STORAGE_NODE,
-        _by_section(BookieSettings, AutoRecoverySettings),
-        defaults_of(BookieSettings) | defaults_of(AutoRecoverySettings),
+        _by_section(
+            BookieSettings,
+            SecuritySettings,
+            AdmissionSettings,
+            SaslSettings,
+            NodeProofSettings,
+            ClientProofSettings,
+            AutoRecoverySettings,
+        ),
+        defaults_of(BookieSettings)
+        | defaults_of(SecuritySettings)
+        | defaults_of(AdmissionSettings)
+        | defaults_of(SaslSettings)
+        | defaults_of(NodeProofSettings)
+        | defaults_of(ClientProofSettings)
+        | defaults_of(AutoRecoverySettings),
     ),
     SettingsPage(
         "write-proxy",

@@ -43,6 +43,7 @@ RESERVED_NODES: Final = (
     ".write_proxy",
     ".server-load",
     ".dlspark-cold",
+    ".dlspark-rights",
 )
 _QUORUMS: Final = 100
 _FORMAT: Final = "1"

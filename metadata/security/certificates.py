@@ -71,6 +71,10 @@ class CertificateFacts:
     fingerprint: str
     """SHA-256 of the whole certificate, in hexadecimal digits."""
 
+    def ends_soon(self, now_s: float) -> bool:
+        """Return whether less than a third of its time is left."""
+        return self.not_after_s - now_s < (self.not_after_s - self.not_before_s) / 3
+
     def parts(self, attribute: str) -> tuple[str, ...]:
         """Return the values of one attribute of the subject: "CN", "OU"."""
         return tuple(value for name, value in self.attributes if name == attribute)

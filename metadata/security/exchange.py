@@ -30,7 +30,7 @@ class ChannelFacts:
     """What is known of a connection before anything is said on it?"""
 
     peer: str
-    """`host:port` of the other end; for a client the host that it dialled, which Kerberos needs."""
+    """The other end: `host:port`; to a client the host alone that it dialled, which Kerberos needs."""
     secured: bool = False
     """True inside TLS."""
     certificate: Principal | None = None
@@ -97,6 +97,11 @@ class ClientAuthenticator(Protocol):
     @property
     def plugin(self) -> str:
         """The name that AUTH messages carry."""
+        ...
+
+    @property
+    def blocks(self) -> bool:
+        """True where a step may ask others over the network, for seconds: it is run on a thread then."""
         ...
 
     def begin(self, facts: ChannelFacts) -> ClientExchange:

@@ -74,11 +74,11 @@ class TlsFiles:
     """Which files prove who this process is, and whom does it believe?"""
 
     certificate: str = ""
-    """The certificate, and behind it those that lead to an authority; empty: this process shows none."""
+    """PEM: the certificate, and behind it those that lead to an authority; empty: this process shows none."""
     key: str = ""
-    """Its private key."""
+    """Its private key, or the store that has both."""
     key_password: str = ""
-    """The file with the key's password; empty: it has none."""
+    """The file with the key's, or the store's, password; empty: it has none."""
     authorities: str = ""
     """Certificates of those whose signature is believed."""
     revoked: str = ""
@@ -93,6 +93,11 @@ class TlsFiles:
     """A server demands a certificate of each client."""
     names_checked: bool = True
     """A client demands that the server's certificate names the host that it was asked to connect to."""
+    key_type: str = "pem"
+    """`pem`, `jks` or `pkcs12`."""
+    authorities_type: str = "pem"
+    authorities_password: str = ""
+    """The file with the authorities' store's password; empty: it has none."""
 
     @classmethod
     def of_folder(cls, folder: str | os.PathLike[str]) -> TlsFiles:
@@ -108,7 +113,14 @@ class TlsFiles:
 
     def paths(self) -> tuple[str, ...]:
         """Return all that is read."""
-        named = (self.certificate, self.key, self.key_password, self.authorities, self.revoked)
+        named = (
+            self.certificate,
+            self.key,
+            self.key_password,
+            self.authorities,
+            self.authorities_password,
+            self.revoked,
+        )
         return tuple(dict.fromkeys(path for path in named if path))
 
 
@@ -163,12 +175,14 @@ class TlsIdentity:
         self._clock = clock
         self._lock = threading.Lock()
         self._warned = ""
+        self._warned_of_end: CertificateFacts | None = None
         self._settled = False
         self._signatures: tuple[_FileSignature, ...] = ()
         self._ever_trusted: set[Name] = set()
         material = self._read(None)
         self._current = self._make(material, None)
         self._ever_trusted |= self._current.trusted
+        self._warn_of_end()
 
     @property
     def material(self) -> TlsMaterial:
@@ -203,6 +217,7 @@ class TlsIdentity:
         What cannot be used is not taken over: it is warned of once, and tried again at each call.
         """
         with self._lock:
+            self._warn_of_end()
             if self._settled and self._look() == self._signatures:
                 return False
             before = self._current
@@ -427,6 +442,18 @@ class TlsIdentity:
                     context.load_verify_locations(cafile=path)
             except ssl.SSLError as error:
                 raise _file_error(self.files.revoked, f"it cannot be used: {_openssl(error)}") from error
+
+    def _warn_of_end(self) -> None:
+        """Say once of each certificate of one's own that it ends soon."""
+        own, now = self._current.own, self._clock()
+        if own is not None and own is not self._warned_of_end and own.ends_soon(now):
+            self._warned_of_end = own
+            logger.warning(
+                "the certificate of %s ends at %s; nobody believes it any more then. Renew it: dlspark tls renew [%s]",
+                own.subject_text,
+                _moment(own.not_after_s),
+                self.files.certificate or self.files.key,
+            )
 
     def _until(self) -> str:
         own = self._current.own

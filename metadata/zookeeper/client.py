@@ -66,6 +66,7 @@ from metadata.store import (
 )
 from metadata.zookeeper.edge import BoundedConnection, LoopHandler
 from metadata.zookeeper.session import RequestObservers, SessionHub, call_safely
+from metadata.zookeeper.tls_socket import ClientTls
 
 _LOG: Final = logging.getLogger(__name__)
 _KAZOO_LOG: Final = logging.getLogger(f"{__name__}.kazoo")
@@ -122,6 +123,7 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         connect_timeout_ms: int,
         resumed: tuple[int, bytes] | None = None,
         *,
+        tls: ClientTls | None = None,
         acl_id: str | None = None,
         restrict: bool = True,
         requests_per_second: float = 0.0,
@@ -131,7 +133,10 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         self._servers = _check_servers(servers)
         self._timeouts_ms = session_timeout_ms, connect_timeout_ms
         self._loop = asyncio.get_running_loop()
-        self._handler = LoopHandler(self._loop, socks_proxy())
+        self._tls = tls
+        self._tls_trouble: str | None = None
+        self._refused: asyncio.Future[None] = self._loop.create_future()
+        self._handler = LoopHandler(self._loop, socks_proxy(), tls)
         self._hub = SessionHub(SessionState.SUSPENDED)
         self._observers = RequestObservers()
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -149,7 +154,11 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
             auth_data=[("digest", f"{acl_id}:{acl_id}")] if acl_id else None,
             default_acl=[*CREATOR_ALL_ACL, *READ_ACL_UNSAFE] if acl_id and restrict else None,
         )
-        BoundedConnection.install(self._client, self._handler, connect_timeout_ms / 1000)
+
+        def heard(trouble: str | None, refused: bool) -> None:
+            self._handler.post(self._hear_of_tls, trouble, refused)
+
+        BoundedConnection.install(self._client, self._handler, connect_timeout_ms / 1000, heard)
         self._client.add_listener(self._on_kazoo_state)
 
     @classmethod
@@ -159,20 +168,23 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         *,
         session_timeout_ms: int = 30_000,
         connect_timeout_ms: int = 10_000,
+        tls: ClientTls | None = None,
         acl_id: str | None = None,
         restrict: bool = True,
         requests_per_second: float = 0.0,
         retry_policy: RetryPolicy | None = None,
     ) -> ZooKeeperStore:
         """Open a session with any of `servers` ("host:port,host:port"); of `requests_per_second`, 0 or less is any
-        number. `acl_id` and `restrict` are explained at `MetadataStore`.
+        number. `acl_id` and `restrict` are explained at `MetadataStore`. With `tls`, nothing is sent in clear text.
 
-        Raises MetadataUnavailableError when none answered within `connect_timeout_ms`; CallerError for a bad list.
+        Raises MetadataUnavailableError when none answered within `connect_timeout_ms`, or sooner where TLS shows that
+        none will; CallerError for a bad list.
         """
         store = cls(
             servers,
             session_timeout_ms,
             connect_timeout_ms,
+            tls=tls,
             acl_id=acl_id,
             restrict=restrict,
             requests_per_second=requests_per_second,
@@ -180,15 +192,34 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         )
         store._client.start_async()
         try:
-            if await reconnected(store, connect_timeout_ms):
+            if await store._begun(connect_timeout_ms):
                 return store
         except BaseException:
             await store.close()
             raise
         await store.close()
-        raise MetadataUnavailableError(
-            f"no ZooKeeper server answered within {connect_timeout_ms} ms",
-            node=store._servers,
+        raise store._unreached_error(connect_timeout_ms)
+
+    async def _begun(self, timeout_ms: int) -> bool:
+        """Wait for the first session; return early where every server has refused to speak TLS with us."""
+        begun = asyncio.ensure_future(reconnected(self, timeout_ms))
+        try:
+            either: set[asyncio.Future[Any]] = {begun, self._refused}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            return await begun if begun.done() else False
+        finally:
+            begun.cancel()
+
+    def _unreached_error(self, timeout_ms: int) -> MetadataUnavailableError:
+        if self._tls_trouble is not None:
+            return MetadataUnavailableError(
+                f"no session with ZooKeeper by TLS: {self._tls_trouble}",
+                node=self._servers,
+                advice="Check the certificates of both sides, the authorities that each trusts, and the port",
+            )
+        return MetadataUnavailableError(
+            f"no ZooKeeper server answered within {timeout_ms} ms",
+            node=self._servers,
             advice=f"Check the address and that ZooKeeper runs there{what_to_check()}",
         )
 
@@ -223,7 +254,7 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         session_id, password = int.from_bytes(token[:_SESSION_ID_BYTES], "big", signed=True), token[_SESSION_ID_BYTES:]
         if not session_id or len(password) != _PASSWORD_BYTES:
             raise CallerError("this is not a session's token")
-        former = ZooKeeperStore(self._servers, *self._timeouts_ms, (session_id, password))
+        former = ZooKeeperStore(self._servers, *self._timeouts_ms, (session_id, password), tls=self._tls)
         former._client.start_async()
         try:
             # A session that has ended gets a new one here, which ends as well.
@@ -340,8 +371,9 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         async with self._room:
             if self.state is not SessionState.CONNECTED or self._closing is not None:
                 state = "closed" if self._closing is not None else self.state.value
+                why = "" if self._tls_trouble is None else f" ({self._tls_trouble})"
                 raise MetadataUnavailableError(
-                    f"the metadata session is {state}; {name} was not sent", path=path, node=self._servers
+                    f"the metadata session is {state}{why}; {name} was not sent", path=path, node=self._servers
                 )
             future: asyncio.Future[Any] = self._loop.create_future()
             self._pending.add(future)
@@ -369,6 +401,14 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
             self._handler.post(self._hear, SessionState.EXPIRED, None)
         else:
             self._handler.post(self._hear, SessionState.CLOSED, None)
+
+    def _hear_of_tls(self, trouble: str | None, refused: bool) -> None:
+        """Keep what TLS fails by for errors, and log it once each time it changes: kazoo tries on without a word."""
+        if trouble is not None and trouble != self._tls_trouble:
+            _LOG.warning("no connection with ZooKeeper by TLS: %s", trouble)
+        self._tls_trouble = trouble
+        if refused and not self._refused.done():
+            self._refused.set_result(None)
 
     def _hear(self, state: SessionState, session_id: int | None) -> None:
         if state is not SessionState.CONNECTED:

@@ -13,6 +13,10 @@ trip more. They are those that are dialled without the SOCKS proxy, where there 
 tried last, so that a near server that hangs costs a session one attempt and no more. A session that is elsewhere
 returns to a server of the own region when that has served again for a while (`metadata.zookeeper.homing`), if it is
 dialled without the proxy.
+
+Where a session speaks TLS, its handshake is part of an attempt, and the certificates' files are looked at before each
+one: a session that was refused for an expired certificate goes on once there is another. What TLS failed by is passed
+on (`BoundedConnection`), as kazoo has no word for it.
 """
 
 from __future__ import annotations
@@ -36,8 +40,17 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionDropped, ConnectionHandler
 from kazoo.protocol.serialization import Exists, GetChildren, GetChildren2
 
+from metadata.foundation.addresses import address_text
 from metadata.foundation.socks import ANSWER, SocksProxy, connect_request
 from metadata.zookeeper.homing import HomeProbe, HomeRule
+from metadata.zookeeper.tls_socket import (
+    ENDED_AFTER_HANDSHAKE,
+    CertificatesUnreadError,
+    ClientTls,
+    SessionTlsSocket,
+    TlsFailure,
+    tls_failure,
+)
 
 P = ParamSpec("P")
 
@@ -52,6 +65,11 @@ _DOUBLINGS: Final = 2
 not the server that is slow."""
 _SHORTEST_ATTEMPT_S: Final = 1.0
 _SILENT_SHARE: Final = 0.6
+_WRITE_LIMIT_S: Final = 10.0
+"""How long a server may take nothing of what is sent by TLS, before the session's own limit is known."""
+
+TlsListener = Callable[[str | None, bool], None]
+"""Hears, from any thread, why no connection by TLS comes about (None: one did), and whether every server refuses."""
 
 
 class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -65,14 +83,17 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
     """How long kazoo's loop may go on without a byte from the server. While nothing is asked of it, kazoo asks for a
     sign of life after half of that."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, proxy: SocksProxy | None = None) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, proxy: SocksProxy | None = None, tls: ClientTls | None = None
+    ) -> None:
         super().__init__()
         self._loop = loop
         self._proxy = proxy
+        self.tls = tls
         self._direct: set[str] = set()
         self._deadline: float | None = None
         self._heard_at = 0.0
-        self._socket: socket.socket | None = None
+        self._socket: socket.socket | SessionTlsSocket | None = None
         self._aborted = False
         self._running = True
         self.completion_queue = _LoopQueue(self)
@@ -142,7 +163,7 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         if self._deadline is not None:
             left = max(0.0, self._deadline - time.monotonic())
             timeout = left if timeout is None else min(timeout, left)
-        ready: tuple[list[Any], list[Any], list[Any]] = super().select(readers, writers, failing, timeout)
+        ready = self._select(readers, writers, failing, timeout)
         if self._socket in ready[0]:
             self._heard_at = time.monotonic()
         elif self._deadline is None and self.silence_limit_s is not None and self._socket in readers:
@@ -151,11 +172,29 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
                 raise self.timeout_exception(f"nothing heard from the server for {silence_s:.1f} s")
         return ready
 
+    def _select(
+        self, readers: list[Any], writers: list[Any], failing: list[Any], timeout: float | None
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Wait; a connection by TLS is ready to be read when there is something decrypted."""
+        secured = [one for one in readers if isinstance(one, SessionTlsSocket)]
+        decrypted = [one for one in secured if one.pending()]
+        ends = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = ends if ends is None else max(0.0, ends - time.monotonic())
+            ready: tuple[list[Any], list[Any], list[Any]]
+            ready = super().select(readers, writers, failing, 0 if decrypted else left)
+            if not secured:
+                return ready
+            shown = [one for one in ready[0] if one not in secured or one.readable()]
+            shown += [one for one in decrypted if one not in shown]
+            if shown or ready[1] or ready[2] or not ready[0]:
+                return shown, ready[1], ready[2]
+
     def create_connection(
-        self, address: tuple[str, int], timeout: float | None = None, **_tls: object
-    ) -> socket.socket:
-        """Connect in slices, so that `abort` ends it; by way of the SOCKS proxy where there is one. kazoo's TLS options
-        are not offered by this store."""
+        self, address: tuple[str, int], timeout: float | None = None, hostname: str | None = None, **_tls: object
+    ) -> socket.socket | SessionTlsSocket:
+        """Connect in slices, so that `abort` ends it; by way of the SOCKS proxy where there is one, and by TLS where
+        the session has it, whose certificate must be that of `hostname`. kazoo's own TLS is not used."""
         deadline = math.inf if self._deadline is None else self._deadline
         if timeout is not None:
             deadline = min(deadline, time.monotonic() + timeout)
@@ -171,11 +210,35 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
             self._await_connected(connection, connection.connect_ex(resolved), deadline)
             if proxy is not None:
                 self._ask_proxy(connection, proxy, address, deadline)
+            made = connection if self.tls is None else self._secured(connection, hostname or address[0], deadline)
         except BaseException:
             connection.close()
             raise
-        self._socket = connection
-        return connection
+        self._socket = made
+        return made
+
+    def _secured(self, connection: socket.socket, server_name: str, deadline: float) -> SessionTlsSocket:
+        assert self.tls is not None
+        try:
+            self.tls.refresh()
+            context = self.tls.client_context()
+        except Exception as error:  # anything but an OSError would end kazoo's thread, and the session with it
+            raise CertificatesUnreadError(f"this process's certificates cannot be used: {error}") from error
+
+        def await_writable(connection: socket.socket) -> None:
+            ends = self._deadline
+            if ends is None:
+                ends = time.monotonic() + (self.silence_limit_s or _WRITE_LIMIT_S)
+            while not self._ready_in_slice(connection, select.POLLOUT, ends):
+                pass
+
+        def await_readable(connection: socket.socket) -> None:
+            while not self._ready_in_slice(connection, select.POLLIN, deadline):
+                pass
+
+        secured = SessionTlsSocket(connection, context, server_name, await_writable)
+        secured.shake_hands(await_readable)
+        return secured
 
     def _await_connected(self, connection: socket.socket, code: int, deadline: float) -> None:
         while code in (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY):
@@ -219,7 +282,10 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         connection = self._socket
         if connection is not None:
             try:
-                connection.shutdown(socket.SHUT_RDWR)
+                if isinstance(connection, SessionTlsSocket):
+                    connection.break_off()
+                else:
+                    connection.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # closed by the other side or by kazoo already
 
@@ -245,11 +311,17 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
     An attempt at a connection takes no more than the session's timeout divided by the number of servers, and no more
     than a third of it; the first ones less. Silence takes no more than two thirds of it, also while requests are sent.
     A session that is still to be made has `connect_timeout_s` for all servers.
+
+    `heard` is told what attempts by TLS end in.
     """
 
-    def __init__(self, client: KazooClient, handler: LoopHandler, connect_timeout_s: float) -> None:
+    def __init__(
+        self, client: KazooClient, handler: LoopHandler, connect_timeout_s: float, heard: TlsListener | None = None
+    ) -> None:
         super().__init__(client, client._connection.retry_sleeper, logger=client.logger)
         self._edge = handler
+        self._heard = heard
+        self._failures: dict[tuple[str, int], TlsFailure] = {}
         self._connect_timeout_s = connect_timeout_s
         self._session_s: float = client._session_timeout / 1000
         self._ran_out = 0
@@ -261,9 +333,15 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         self._returns_to: tuple[str, str, int] | None = None
 
     @classmethod
-    def install(cls, client: KazooClient, handler: LoopHandler, connect_timeout_s: float) -> None:
+    def install(
+        cls,
+        client: KazooClient,
+        handler: LoopHandler,
+        connect_timeout_s: float,
+        heard: TlsListener | None = None,
+    ) -> None:
         """Let `client`, which has not been started, connect by this class."""
-        client._connection = cls(client, handler, connect_timeout_s)
+        client._connection = cls(client, handler, connect_timeout_s, heard)
 
     def _attempt_limit_s(self) -> float:
         hosts: int = len(self.client.hosts)
@@ -322,7 +400,8 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
                 if self._is_near(host, port) and not self._edge.goes_by_proxy(host)
             ]
             with suppress(RuntimeError):  # no thread can be started: the session stays where it is
-                self._probe = HomeProbe(homes, self._edge.addresses, self.client.last_zxid) if homes else None
+                zxid = self.client.last_zxid
+                self._probe = HomeProbe(homes, self._edge.addresses, zxid, self._edge.tls) if homes else None
 
     def stop(self, timeout: float | None = None) -> Any:
         """Wait for the end of the connection's thread, and end what it has begun."""
@@ -338,12 +417,17 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         try:
             with self._edge.attempt(limit_s):
                 silence_ms, connect_ms = super()._connect(*server)
-        except BaseException:
+        except BaseException as error:
             if time.monotonic() - began >= limit_s:
                 self._ran_out += 1
                 self._silent = self._dialled
+            if self._edge.tls is not None:
+                self._note_failure(error, host, port)
             raise
         self._ran_out = 0
+        if self._failures and self._heard is not None:
+            self._failures.clear()
+            self._heard(None, False)
         if self._silent == self._dialled:
             self._silent = None
         self._home.connected(near=self._is_near(host, port))
@@ -351,6 +435,22 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         self._session_s = connect_ms * len(self.client.hosts) / 1000
         self._edge.silence_limit_s = silence_ms / 1000
         return silence_ms, connect_ms
+
+    def _note_failure(self, error: BaseException, host: str, port: int) -> None:
+        """Pass on what TLS has to do with the end of an attempt: kazoo makes one error of all, whose context it is."""
+        failure = tls_failure(error.__context__ or error, host)
+        lost = isinstance(error, ConnectionDropped)
+        if failure is None and lost and isinstance(self._socket, SessionTlsSocket):
+            failure = TlsFailure(ENDED_AFTER_HANDSHAKE, lasting=False)
+        if failure is None:
+            if self._failures.pop((host, port), None) is None:
+                return
+        else:
+            self._failures[host, port] = failure
+        if self._heard is not None:
+            said = "; ".join(f"{address_text(*where)}: {one.reason}" for where, one in self._failures.items())
+            refused = all(where in self._failures and self._failures[where].lasting for where in self.client.hosts)
+            self._heard(said or None, refused)
 
     def _read_response(self, header: Any, buffer: Any, offset: int) -> Any:
         """Keep the watch of an answer that is being read while the client is stopped: kazoo passes the answer on, and

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import functools
+import logging
 import os
 import re
 import shutil
@@ -31,11 +32,16 @@ from metadata.foundation.private_files import make_private_directory
 from metadata.foundation.processes import ending_with_parent
 from metadata.security.listening import ALLOW, REFUSE, ListeningRule
 from metadata.zookeeper.homing import four_letters
+from metadata.zookeeper.secure_server import NETTY_JARS, ServerSecurity, plain_ports
+from metadata.zookeeper.tls_socket import FixedTls
 
+_LOG: Final = logging.getLogger(__name__)
 MINIMUM_JAVA: Final = 17
 TICK_MS: Final = 250
 START_TIMEOUT_MS: Final = 30_000
 STOP_TIMEOUT_MS: Final = 5_000
+REFRESH_S: Final = 5.0
+"""How often the certificates' files are looked at."""
 _LOG_TAIL_BYTES: Final = 2_000
 _POLL_S: Final = 0.02
 _PORT_ATTEMPTS: Final = 5
@@ -61,8 +67,6 @@ tickTime={tick_ms}
 minSessionTimeout={minimum_ms}
 maxSessionTimeout=120000
 dataDir=./data
-clientPortAddress={host}
-clientPort={port}
 maxClientCnxns=0
 admin.enableServer=false
 4lw.commands.whitelist=srvr,ruok,mntr,stat,cons
@@ -124,6 +128,8 @@ class EmbeddedZooKeeper:
         host: the address to listen at.
         tick_ms: ZooKeeper's unit of time: sessions last two ticks at least and expire by the tick.
         heap_mb: bounds the server's memory, and with it the number of znodes.
+        security: TLS on its port, and among servers of an ensemble; None: all is in clear text. The certificate must
+            be one for `host`, and have both uses. The files are looked at again every few seconds.
         member: its place in an ensemble, which needs a port that was chosen; None: it is alone. `start` then returns
             only once enough others run: `launch` all first, and `await_serving` after that.
         insecure_listen: allow a `host` that other machines can reach, though nobody has to prove who he is.
@@ -139,6 +145,7 @@ class EmbeddedZooKeeper:
         host: str = "127.0.0.1",
         tick_ms: int = TICK_MS,
         heap_mb: int = HEAP_MB,
+        security: ServerSecurity | None = None,
         member: EnsembleMember | None = None,
         insecure_listen: bool = False,
     ) -> None:
@@ -153,6 +160,9 @@ class EmbeddedZooKeeper:
         self._chosen = port == 0
         self._tick_ms = tick_ms
         self._heap_mb = heap_mb
+        self.security = security
+        """As the next start takes it."""
+        self._probe: FixedTls | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._waiter: threading.Thread | None = None
         self._lock: IO[bytes] | None = None
@@ -247,7 +257,14 @@ class EmbeddedZooKeeper:
             )
 
     def _launch(self, java: str) -> None:
-        config = _CONFIG.format(host=self._host, port=self._port, tick_ms=self._tick_ms, minimum_ms=2 * self._tick_ms)
+        config = _CONFIG.format(tick_ms=self._tick_ms, minimum_ms=2 * self._tick_ms)
+        self._probe = None
+        if self.security is None:
+            config += plain_ports(self._host, self._port)
+        else:
+            self.security.install(self._directory)
+            self._probe = FixedTls(self.security.probe_context())
+            config += self.security.config(self._host, self._port)
         if self._member is not None:
             (self._directory / "data" / "myid").write_text(f"{self._member.number}\n", encoding="ascii")
             config += self._member.config()
@@ -257,6 +274,8 @@ class EmbeddedZooKeeper:
     def _command(self, java: str, patterns: tuple[str, ...]) -> list[str]:
         member = self._member
         more, main = ([], _MAIN) if member is None else (member.jvm_options(), _ENSEMBLE_MAIN)
+        if self.security is not None:
+            patterns += NETTY_JARS
         return _command(java, patterns, self._heap_mb, more, main)
 
     def _start_on_some_port(self, java: str) -> None:
@@ -296,7 +315,7 @@ class EmbeddedZooKeeper:
                 return
             finally:
                 started.set()
-            self._process.wait()
+            self._wait(self._process)
 
         self._waiter = threading.Thread(target=run, name="dlspark-zookeeper", daemon=True)
         self._waiter.start()
@@ -304,13 +323,34 @@ class EmbeddedZooKeeper:
         if failure:
             raise CallerError(f"Java cannot be started: {failure[0]}") from failure[0]
 
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for the server's end, and hand renewed certificates to it meanwhile."""
+        security, said = self.security, ""
+        if security is None:
+            process.wait()
+            return
+        while True:
+            try:
+                process.wait(REFRESH_S)
+                return
+            except subprocess.TimeoutExpired:
+                pass
+            try:
+                security.install(self._directory)
+                said = ""
+            except (CallerError, OSError) as error:
+                # The server goes on with what it has; files that are half replaced are whole the next time.
+                if str(error) != said:
+                    _LOG.warning("the ZooKeeper at %s keeps its certificate: %s", self.address, error)
+                said = str(error)
+
     def _serves(self, timeout_ms: int) -> bool:
         """Return True once `srvr` answers with a mode; False when the process ended or the time is up."""
         deadline = time.monotonic() + timeout_ms / 1000
         while time.monotonic() < deadline:
             if not self.running:
                 return False
-            if "Mode:" in four_letters(self._host, self._port, "srvr"):
+            if "Mode:" in four_letters(self._host, self._port, "srvr", tls=self._probe):
                 return self.running
             time.sleep(_POLL_S)
         return False

@@ -17,10 +17,13 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
+
+from metadata.zookeeper.tls_socket import ClientTls
 
 Addresses = Callable[[str, int], Sequence[tuple[str, int]]]
 """Returns the addresses of a name and port; raises OSError for a name that nobody knows."""
@@ -86,14 +89,17 @@ class HomeRule:
 class HomeProbe:
     """Asks servers whether they serve, in a thread of its own: one that hangs must not hold up the session."""
 
-    def __init__(self, servers: Sequence[tuple[str, int]], addresses: Addresses, zxid: int) -> None:
+    def __init__(
+        self, servers: Sequence[tuple[str, int]], addresses: Addresses, zxid: int, tls: ClientTls | None = None
+    ) -> None:
         """Begin. `servers`: names and ports, whose addresses are looked up now; `zxid`: the last change that the
-        session has seen. Raises RuntimeError where no thread can be started."""
+        session has seen; `tls`: by which it is asked as well. Raises RuntimeError where no thread can be started."""
         self.found: tuple[str, str, int] | None = None
         """Name, address and port of the first that serves, once `ended`."""
         self._servers = servers
         self._addresses = addresses
         self._zxid = zxid
+        self._tls = tls
         self._asking: socket.socket | None = None
         self._given_up = False
         self._thread = threading.Thread(target=self._run, name="dlspark-zookeeper-home", daemon=True)
@@ -110,7 +116,8 @@ class HomeProbe:
         asking = self._asking
         if asking is not None:
             with contextlib.suppress(OSError):
-                asking.shutdown(socket.SHUT_RDWR)
+                # Not by SSLSocket's method, which takes TLS off for whatever the thread would still send.
+                socket.socket.shutdown(asking, socket.SHUT_RDWR)
         self._thread.join(ASK_S)
 
     def _run(self) -> None:
@@ -122,7 +129,8 @@ class HomeProbe:
             for address, port_there in found:
                 if self._given_up:
                     return
-                if serves(four_letters(address, port_there, "srvr", self._keep), self._zxid):
+                said = four_letters(address, port_there, "srvr", self._keep, tls=self._tls, server_name=name)
+                if serves(said, self._zxid):
                     self.found = (name, address, port_there)
                     return
 
@@ -140,14 +148,32 @@ def serves(answer: str, zxid: int) -> bool:
         return False
 
 
-def four_letters(host: str, port: int, command: str, begun: Callable[[socket.socket], None] | None = None) -> str:
+def four_letters(
+    host: str,
+    port: int,
+    command: str,
+    begun: Callable[[socket.socket], None] | None = None,
+    *,
+    tls: ClientTls | None = None,
+    server_name: str | None = None,
+) -> str:
     """Return a ZooKeeper server's answer to a four-letter command, of which it has `ASK_S` for each part and as much
-    for all; empty where nothing answers in time. `begun` is told the connection."""
+    for all; empty where nothing answers in time. `begun` is told the connection. By `tls`, which a secure port needs,
+    the certificate must be that of `server_name` (None: of `host`)."""
     until = time.monotonic() + ASK_S
     try:
-        with socket.create_connection((host, port), ASK_S) as connection:
+        with contextlib.ExitStack() as open_now:
+            connection = open_now.enter_context(socket.create_connection((host, port), ASK_S))
+            if tls is not None:
+                connection = open_now.enter_context(
+                    tls.client_context().wrap_socket(
+                        connection, server_hostname=server_name or host, do_handshake_on_connect=False
+                    )
+                )
             if begun is not None:
                 begun(connection)
+            if isinstance(connection, ssl.SSLSocket):
+                connection.do_handshake()
             connection.sendall(command.encode("ascii"))
             answer = b""
             while chunk := connection.recv(4096):

@@ -1,5 +1,7 @@
 """`Channel`: one connection that is opened by the first thing sent, and again by the first after a loss.
 
+Nothing leaves before the connection is secured and has proved who is there, where that is asked for (`entering`).
+
 What is sent never waits: while the connection is being opened it queues up. The user of a channel is notified once of
 each loss; nothing that was sent before it will be answered. Time limits are swept by one `Sweeper` for each client.
 """
@@ -13,6 +15,7 @@ from typing import Protocol, TypeAlias
 
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
+from storage_node.client.entering import ClientSecurity
 from storage_node.client.health import BookieHealth
 from storage_node.edge import Link, Network
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError
@@ -72,6 +75,7 @@ class Surroundings(Protocol):
     network: Network
     loop: asyncio.AbstractEventLoop
     health: BookieHealth
+    security: ClientSecurity
     sweeper: Sweeper
     closed: bool
 
@@ -144,7 +148,9 @@ class Channel:
                     f"the storage node's address is not known: {error or 'metadata did not answer'}", node=self.bookie
                 ) from error
             logger.info("using the last known address of %s: %s", self.bookie, error)  # metadata may just be away
-        return await around.network.connect(*self._address, self, timeout_ms=timeout_ms)
+        return await around.security.connect(
+            around.network, *self._address, self, timeout_ms=timeout_ms, node=self.bookie
+        )
 
     # ------------------------------------------------------------------------------------ FrameHandler
 

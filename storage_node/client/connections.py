@@ -23,6 +23,7 @@ from typing import Protocol, TypeAlias
 
 from metadata.foundation.errors import DistributedLogError
 from storage_node.client.channels import Channel, Resolver, Surroundings, Sweeper
+from storage_node.client.entering import ClientSecurity, client_security
 from storage_node.client.health import BookieHealth, Quarantine
 from storage_node.client.nearness import Hedges, Nearness, least_pending_first, order_over_regions
 from storage_node.edge import Network
@@ -33,9 +34,10 @@ from storage_node.protocol.encoding import encode_add_response, encode_bookie_in
 from storage_node.protocol.frames import LENGTH_BYTES, Buffer
 from storage_node.protocol.reading import more_telling
 from storage_node.protocol.schema import Operation, Status
-from storage_node.protocol.values import AddResponse, BatchReadResponse, BookieInfoResponse, Response
+from storage_node.protocol.values import AddResponse, BatchReadResponse, BookieInfoResponse, ErrorResponse, Response
 from storage_node.protocol.writing_model import Seat
 from storage_node.settings.client import ClientSettings
+from storage_node.transport.tls import insecure_error
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +128,9 @@ class Connection(Channel):
         if self._acknowledged:
             self._pass_on()  # answers are passed on in the order in which they came
         response = decode_response(frame)
+        if isinstance(response, ErrorResponse) and response.status is Status.EUA:
+            self._not_heard(response)
+            return
         if response.operation is Operation.ADD:
             self._other_add_answer(response)
             return
@@ -155,6 +160,27 @@ class Connection(Channel):
             error = answer_error(response.status, self.bookie, response.ledger_id, entry_id)
             self._pool.quarantine.failed(self.bookie, error)
             owner.on_refused(seat, entry_id, error)
+
+    def _not_heard(self, response: ErrorResponse) -> None:
+        """End a request that was refused before it began: the node wants TLS or a proof first.
+
+        Never as UnauthorizedAccessError, by which recovery concludes that the bookie holds what another client wrote.
+        """
+        error = insecure_error(
+            f"the storage node {self.bookie}",
+            "it refuses the request (EUA) for what this client has proved so far",
+            node=self.bookie,
+        )
+        self._pool.quarantine.failed(self.bookie, error)
+        if response.operation is Operation.ADD:
+            add = self._take_add(response)
+            if add is not None:
+                add[0].on_refused(add[1], add[2], error)
+            return
+        request = self._requests.get(response.txn_id)
+        if request is not None and request[0] is response.operation:
+            del self._requests[response.txn_id]
+            request[2](error)
 
     def _take_add(self, response: Response) -> _Add | None:
         if isinstance(response, AddResponse):
@@ -242,9 +268,12 @@ class ConnectionPool:
         network: Network,
         loop: asyncio.AbstractEventLoop,
         rng: random.Random | None = None,
+        security: ClientSecurity | None = None,
     ) -> None:
+        """Make no connection yet. Raises IdentityError where the settings name certificates that are none."""
         self.resolve = resolve
         self.settings = settings
+        self.security = security or client_security(settings)
         self.network = network
         self.loop = loop
         self.health = BookieHealth(loop, settings.failure_memory_ms)

@@ -21,6 +21,7 @@ from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeE
 from metadata.foundation.regions import region_of_task
 from metadata.store import SessionState, WatchEvent
 from storage_node.client.connections import ConnectionPool
+from storage_node.client.entering import client_security
 from storage_node.client.health import outlast
 from storage_node.client.last_confirmed import LacQuestion, TailRound
 from storage_node.client.pipeline import ClientContext, Tasks, digest_of
@@ -481,7 +482,9 @@ class ReplicaReader:
         self._addresses.update(location.addresses)
         self._regions.update(location.regions)
         if self._pool is None:
-            self._pool = ConnectionPool(self._resolve, self._settings, self._network, asyncio.get_running_loop())
+            security = client_security(self._settings, self._environment)
+            loop = asyncio.get_running_loop()
+            self._pool = ConnectionPool(self._resolve, self._settings, self._network, loop, security=security)
             self._pool.nearness.own = region_of_task(self._settings.placement.region, self._environment)
             self._pool.nearness.find_region = self._regions.get
         fetcher = EntryFetcher(self._pool, location.ledger_id)

@@ -149,6 +149,11 @@ class ClientAuthentication:
         """True once requests may leave."""
         return self._disabled or (self._exchange is not None and self._exchange.done)
 
+    @property
+    def blocks(self) -> bool:
+        """True where a step may take seconds, as it asks others over the network: it is to be run on a thread."""
+        return self._authenticator.blocks
+
     def first(self) -> tuple[str, bytes]:
         """Return the plug-in and the payload of the first message. Raises SaslError."""
         self._exchange = self._authenticator.begin(self._facts)

@@ -142,7 +142,7 @@ def encode_auth_request(txn_id: int, plugin: str, payload: bytes = b"") -> bytes
 
 
 def encode_start_tls_request(txn_id: int) -> bytes:
-    """Ask to go on in TLS. Storage nodes of this project refuse it."""
+    """Ask to go on in TLS: behind the answer nothing is sent in plain."""
     return _frame(_header(9, txn_id), 9, b"")
 
 
@@ -254,6 +254,11 @@ def encode_auth_response(txn_id: int, status: int, plugin: str, payload: bytes =
     """Return the plug-in's answer; a node without authentication names one that lets every client go on."""
     start = _header(5, txn_id) + b"\x10" + _STATUS_BYTES[status]
     return _frame(start, 5, _long_bytes(b"\x0a", plugin.encode()) + _long_bytes(b"\x12", payload))
+
+
+def encode_start_tls_response(txn_id: int) -> bytes:
+    """Return EOK: what follows, both ways, is TLS. A refusal is an error without a message of its own."""
+    return _frame(_header(9, txn_id) + b"\x10" + _STATUS_BYTES[0], 9, b"")
 
 
 def encode_error_response(txn_id: int, operation: int, status: int) -> bytes:

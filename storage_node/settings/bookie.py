@@ -6,13 +6,15 @@ is within its bounds is checked as it is read; what values say together, when th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from metadata.bookkeeper.topology import check_location
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, WORDS, required, setting
 from metadata.security.listening import LOOPBACK, insecure_listen_setting
+from metadata.security.sasl.settings import NodeProofSettings
+from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.errors import BookieConfigurationError
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
@@ -331,6 +333,13 @@ class BookieSettings:
         minimum=1,
     )
     is_throttle_by_bytes: bool = setting(FLAG, False, "isThrottleByBytes", "Limit compaction by bytes, not by entries")
+
+    security: SecuritySettings = field(default_factory=SecuritySettings)
+    """What the node proves itself with, and whom it believes."""
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    """Whom it lets in, of those who have proved who they are."""
+    proofs: NodeProofSettings = field(default_factory=NodeProofSettings)
+    """What it asks of them beside a certificate."""
 
     def __post_init__(self) -> None:
         for key, directories in (

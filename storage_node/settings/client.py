@@ -13,6 +13,8 @@ from typing import Final
 
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import FLAG, MAX_INT, REAL, WHOLE, Registry, Value, setting
+from metadata.security.sasl.settings import ClientProofSettings, SaslSettings
+from metadata.security.settings import REFUSED_SECURITY, SecuritySettings
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 from storage_node.settings.placement import PAGE, REFUSED_PLACEMENT, PlacementSettings
 
@@ -270,6 +272,10 @@ class ClientSettings:
 
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     """Which bookies an ensemble is made of."""
+    security: SecuritySettings = field(default_factory=SecuritySettings)
+    """What it proves itself with, and whom it believes."""
+    proofs: ClientProofSettings = field(default_factory=ClientProofSettings)
+    """What it proves to storage nodes beside a certificate."""
 
     def __post_init__(self) -> None:
         REGISTRY.check(self)
@@ -321,13 +327,18 @@ class ClientSettings:
         changed = found.get(cls, {})
         if PlacementSettings in found:
             changed["placement"] = replace(base.placement, **found[PlacementSettings])  # type: ignore[arg-type]
+        if SecuritySettings in found:
+            changed["security"] = replace(base.security, **found[SecuritySettings])  # type: ignore[arg-type]
+        if ClientProofSettings in found or SaslSettings in found:
+            sasl = replace(base.proofs.sasl, **found.get(SaslSettings, {}))  # type: ignore[arg-type]
+            changed["proofs"] = replace(base.proofs, **found.get(ClientProofSettings, {}), sasl=sasl)  # type: ignore[arg-type]
         return replace(base, **changed)  # type: ignore[arg-type]
 
 
 _ALWAYS_SO = "always so here"
 _ONE_LOOP = "one event loop does all the work"
 _SOCKETS = "the operating system chooses"
-_NO_TLS = "TLS and authentication are not spoken"
+_ADMISSION = "it is for servers: the storage node's own file says whom it lets in"
 _METRICS = "a matter of BookKeeper's own metrics and logs"
 WITHOUT_MEANING: Mapping[str, str] = {
     "throttle": "bytes in flight are bounded instead (maxOutstandingBytes)",
@@ -359,10 +370,9 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "numWorkerThreads": _ONE_LOOP,
     "numIOThreads": _ONE_LOOP,
     "enableBusyWait": _ONE_LOOP,
-    "startTLSTimeoutSecs": _NO_TLS,
-    "tlsHostnameVerificationEnabled": _NO_TLS,
-    "clientAuthProviderFactoryClass": _NO_TLS,
-    "clientRole": _NO_TLS,
+    **REFUSED_SECURITY,
+    "authorizedRoles": _ADMISSION,
+    "principalMapping": _ADMISSION,
     "registrationClientClass": "metadata lie in ZooKeeper",
     "metadataServiceUri": "the namespace's binding names the cluster",
     "zkServers": "the namespace's binding names the cluster",
@@ -382,4 +392,9 @@ WITHOUT_MEANING: Mapping[str, str] = {
 }
 """BookKeeper's keys that are refused, and why nothing is to be set."""
 
-REGISTRY: Final = Registry([ClientSettings, PlacementSettings], CallerError, page=PAGE, refused=WITHOUT_MEANING)
+REGISTRY: Final = Registry(
+    [ClientSettings, PlacementSettings, SecuritySettings, SaslSettings, ClientProofSettings],
+    CallerError,
+    page=PAGE,
+    refused=WITHOUT_MEANING,
+)

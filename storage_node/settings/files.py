@@ -26,6 +26,8 @@ from metadata.foundation.settings import (
     properties_entry,
     settings_of,
 )
+from metadata.security.sasl.settings import ClientProofSettings, NodeProofSettings, SaslSettings
+from metadata.security.settings import REFUSED_SECURITY, AdmissionSettings, SecuritySettings
 from storage_node.errors import BookieConfigurationError
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
@@ -34,7 +36,19 @@ from storage_node.settings.placement import PlacementSettings
 
 BOOKIE_CONF: Final = "conf/bookie.conf, which `dlspark bookie init` writes,"
 REGISTRY: Final = Registry(
-    [BookieSettings, AutoRecoverySettings, PlacementSettings], BookieConfigurationError, page=BOOKIE_CONF
+    [
+        BookieSettings,
+        AutoRecoverySettings,
+        PlacementSettings,
+        SecuritySettings,
+        AdmissionSettings,
+        SaslSettings,
+        NodeProofSettings,
+        ClientProofSettings,
+    ],
+    BookieConfigurationError,
+    page=BOOKIE_CONF,
+    refused=REFUSED_SECURITY,
 )
 _FRAME_BYTES: Final = "nettyMaxFrameSizeBytes"
 """The bookie's key, which holds for the client as well."""
@@ -83,15 +97,32 @@ class NodeFile:
             for name, info in settings_of(BookieSettings).items():
                 if info.kind is WORDS and name not in given:
                     raise BookieConfigurationError(f"{info.key} is not set", advice=f"{info.key}: {info.meaning}")
-            return BookieSettings(**given)  # type: ignore[arg-type]
+            admission = AdmissionSettings(**self._given(AdmissionSettings))  # type: ignore[arg-type]
+            proofs = NodeProofSettings(**self._given(NodeProofSettings), sasl=self._sasl())  # type: ignore[arg-type]
+            return BookieSettings(**given, security=self.security(), admission=admission, proofs=proofs)  # type: ignore[arg-type]
 
     def auto_recovery(self) -> AutoRecoverySettings:
         """Return auto-recovery's settings, with those of its ledger client. Raises BookieConfigurationError."""
         with self._errors():
-            client = ClientSettings(placement=PlacementSettings(**self._given(PlacementSettings)))  # type: ignore[arg-type]
+            placement = PlacementSettings(**self._given(PlacementSettings))  # type: ignore[arg-type]
+            # As upstream's auto-recovery: a client of the system, whose section is the auditor's.
+            given = {"role": "system"} | self._given(ClientProofSettings)
+            proofs = ClientProofSettings(**given, sasl=self._sasl())  # type: ignore[arg-type]
+            client = ClientSettings(placement=placement, security=self.security(), proofs=proofs)
             if _FRAME_BYTES in self._values:
                 client = ClientSettings.from_mapping({_FRAME_BYTES: self._values[_FRAME_BYTES]}, client)
             return AutoRecoverySettings(**self._given(AutoRecoverySettings), client=client)  # type: ignore[arg-type]
+
+    def security(self) -> SecuritySettings:
+        """Return what the node, and the ledger client of its auto-recovery, prove themselves with.
+
+        Raises BookieConfigurationError.
+        """
+        with self._errors():
+            return SecuritySettings(**self._given(SecuritySettings))  # type: ignore[arg-type]
+
+    def _sasl(self) -> SaslSettings:
+        return SaslSettings(**self._given(SaslSettings))  # type: ignore[arg-type]
 
     def metadata(self) -> MetadataSettings:
         """Return where the metadata is. Raises BookieConfigurationError."""
@@ -165,6 +196,15 @@ _HEAD: Final = """\
 # meaning is the same, unless marked (own); an unknown key is an error. Start the node with:
 # dlspark bookie --conf conf/bookie.conf
 """
+_IN_FILE: Final = (
+    BookieSettings,
+    SecuritySettings,
+    AdmissionSettings,
+    SaslSettings,
+    NodeProofSettings,
+    ClientProofSettings,
+    AutoRecoverySettings,
+)
 _EXAMPLES: Final = {
     "journalDirectories": "/var/lib/dlspark/journal",
     "ledgerDirectories": "/var/lib/dlspark/ledgers",
@@ -178,10 +218,10 @@ def bookie_conf(values: Mapping[str, str] | None = None) -> str:
     Raises BookieConfigurationError for a key that it does not have.
     """
     values = values or {}
-    infos = [*settings_of(BookieSettings).values(), *settings_of(AutoRecoverySettings).values()]
+    infos = [info for owner in _IN_FILE for info in settings_of(owner).values()]
     for key in values.keys() - {info.key for info in infos}:
         raise BookieConfigurationError(f"bookie.conf has no key {key}", advice="Name one of the keys that it has")
-    defaults = defaults_of(BookieSettings) | defaults_of(AutoRecoverySettings) | _EXAMPLES
+    defaults = {key: value for owner in _IN_FILE for key, value in defaults_of(owner).items()} | _EXAMPLES
     shown = defaults | {key: value.replace("\\", "\\\\") for key, value in values.items()}
     return "".join((_HEAD, *(_entry(info, shown[info.key]) for info in infos)))
 

@@ -327,12 +327,12 @@ async def connect_secured(
     return await secure(link, TlsTerms(context, host, limit_s=timeout_ms / 1000))
 
 
-def insecure_error(peer: str, reason: object) -> SecureConnectionError:
+def insecure_error(peer: str, reason: object, *, node: str | None = None) -> SecureConnectionError:
     """Return the error of a connection that could not be secured."""
     return SecureConnectionError(
         f"the connection to {peer} could not be secured: {reason}",
         advice="Nothing is ever sent in plain instead. Check both sides' certificates, authorities and switches",
-        node=peer,
+        node=node or peer,
     )
 
 

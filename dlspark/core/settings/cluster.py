@@ -114,6 +114,33 @@ class ZooKeeperKeys:
 
 
 @dataclass(frozen=True)
+class SecurityKeys:
+    """Security"""
+
+    security: str = setting(
+        TEXT,
+        "",
+        "security",
+        "`on`: TLS with ZooKeeper and storage nodes, and both ends prove by certificate who they are. `optional`: with "
+        "those that do that; the others are spoken to in plain. `off`: plain connections. Empty: on where the "
+        "environment variable DLSPARK_SECURITY names an identity folder, else off. The keys of BookKeeper "
+        "(bkc.tlsKeyStore and others) are over these two",
+        choices=("", "off", "optional", "on"),
+        per_log=False,
+        own=True,
+    )
+    security_directory: str = setting(
+        TEXT,
+        "",
+        "securityDirectory",
+        "The folder with this process's certificate, key, authorities and revocation lists, as `dlspark tls issue` "
+        "makes one; empty: that of DLSPARK_SECURITY",
+        per_log=False,
+        own=True,
+    )
+
+
+@dataclass(frozen=True)
 class FederationKeys:
     """Federation"""
 

@@ -28,6 +28,7 @@ from dlspark.core.settings.cluster import (
     LedgerKeys,
     MetadataKeys,
     PlacementKeys,
+    SecurityKeys,
     SurvivalKeys,
     ZooKeeperKeys,
 )
@@ -84,6 +85,7 @@ class Settings(
     SegmentKeys,
     MetadataKeys,
     FederationKeys,
+    SecurityKeys,
     ZooKeeperKeys,
     ConfigurationKeys,
 ):
@@ -114,7 +116,7 @@ class Settings(
         self._check_cold()
         provider_kind(self.feature_provider)
         stream_converter(self.stream_config_router, "streamConfigRouterClass")
-        if self.ledger_client or self.survive:
+        if self.ledger_client or self.survive or self.security_directory:
             self.client_settings()
 
     def client_settings(self) -> ClientSettings:
@@ -128,13 +130,15 @@ class Settings(
             placement=self._placement(),
         )
         plan = self.survival
-        given = dict(self.ledger_client)
+        switch = {"security": self.security, "securityDirectory": self.security_directory}
+        given = {key: value for key, value in switch.items() if value} | dict(self.ledger_client)
         follows = dict(plan.placement) if plan is not None else {}
         try:
             found = ClientSettings.from_mapping(follows | given, derived)
             planned = ClientSettings.from_mapping(given | follows, derived)
         except CallerError as error:
-            raise SettingsError(f"among the keys {CLIENT_PREFIX}*: {error.message}", advice=error.advice) from error
+            where = f"among the keys {CLIENT_PREFIX}*: " if self.ledger_client or self.survive else ""
+            raise SettingsError(f"{where}{error.message}", advice=error.advice) from error
         if found != planned:
             means = ", ".join(f"{CLIENT_PREFIX}{key}={value}" for key, value in follows.items())
             raise SettingsError(

@@ -12,6 +12,8 @@ there.
     more reads than it may have          likewise; and a read's answer where far too many are not taken
     a request while the server stops     Refusal SERVICE_UNAVAILABLE
     bytes that are not a request         Refusal with its number where that can be read, else 0; then the end
+    a request without a proof            Refusal REQUEST_DENIED, or where the proof has ended SERVICE_UNAVAILABLE
+                                         (`frames_sessions`)
 
 Fault model: a client may send anything, take nothing, or vanish. It ends its own connection so, and no other. An answer
 for a connection that has ended is dropped. Nothing here waits, or raises into the loop or into the service.
@@ -24,8 +26,10 @@ import logging
 from collections import deque
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Final, Protocol
 
+from dlspark.serving.bindings.frames_sessions import MAX_FAILURES, FramesSession, without_security
 from dlspark.serving.bindings.service import (
     KEPT_VIEW_BYTES,
     REQUEST_BYTES,
@@ -49,6 +53,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.request_frames import decode_request
+from dlspark.serving.security.authentication import Authentication, PeerProof
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.pacing import MessageLimit
 from storage_node.edge import Link
@@ -60,6 +65,11 @@ from storage_node.transport.turns import Turns
 NO_REQUEST: Final = 0
 """The number of an answer that is about the connection, and not about one of its requests."""
 NOT_BEGUN: Final = "the proxy has stopped; what it has not answered on this connection was not begun"
+NOT_BEGUN_MORE: Final = "what was not answered on this connection was not begun"
+LEAVE_S: Final = 2.0
+"""The time that a client has, at the end, to hear that nothing more is begun, and to close the connection."""
+_NUMBERS: Final = count(1)
+"""Of connections, for the audit trail."""
 LINE_FRAME_BYTES: Final = 64
 """A frame that waits in line takes so much besides its bytes."""
 
@@ -68,6 +78,8 @@ class FramesHost(Protocol):
     """The server as its connections need it."""
 
     service: ProxyService
+    authentication: Authentication | None
+    """What clients must prove; None: nothing."""
     limits: FramesLimits
     memory: Budget
     """Counts the bytes that all connections hold together."""
@@ -96,6 +108,7 @@ class FramesConnection:
 
     Args:
         host: the server, which gives the service, the limits and the memory that all connections share.
+        proof: what the connection proves by itself; None where nothing is to be proved.
     """
 
     __slots__ = (
@@ -104,6 +117,7 @@ class FramesConnection:
         "_held",
         "_host",
         "_left",
+        "_left_at",
         "_limits",
         "_line",
         "_line_bytes",
@@ -113,6 +127,7 @@ class FramesConnection:
         "_reads",
         "_sent",
         "_sent_before",
+        "_session",
         "_stuck_since",
         "_submit",
         "_under_way",
@@ -125,9 +140,9 @@ class FramesConnection:
         "peer",
     )
 
-    def __init__(self, host: FramesHost, link: Link) -> None:
+    def __init__(self, host: FramesHost, link: Link, proof: PeerProof | None = None) -> None:
         self.peer = link.peer
-        self.caller = Caller(link.peer)
+        self.caller = Caller(link.peer, session=f"frames-{next(_NUMBERS)}")
         self._host = host
         self._limits = host.limits
         self._submit = host.service.submit
@@ -135,6 +150,9 @@ class FramesConnection:
         self._loop = asyncio.get_running_loop()
         self.opened_at = self._loop.time()
         self.heard_at: float | None = None
+        self._session: FramesSession | None = None
+        if host.authentication is not None and proof is not None:
+            self._session = FramesSession(host.authentication, self.caller, proof, self.opened_at)
         self.closed = False
         self._fresh = False
         """True where a whole frame came since the last `batch_done`."""
@@ -151,6 +169,7 @@ class FramesConnection:
         self._paused = False
         self._left = False
         """True once the client has heard that nothing is begun any more; what still comes is dropped."""
+        self._left_at = 0.0
         self._waits_for_memory = False
         self._watching: asyncio.Task[None] | None = None
         self._sent = 0
@@ -186,9 +205,13 @@ class FramesConnection:
         """
         if self.busy or self.closed:
             self._link.close()
-            return
-        self._send(NO_REQUEST, Refusal(StatusCode.SERVICE_UNAVAILABLE, NOT_BEGUN))
+        else:
+            self._say_end(NOT_BEGUN)
+
+    def _say_end(self, why: str) -> None:
+        self._send(NO_REQUEST, Refusal(StatusCode.SERVICE_UNAVAILABLE, why))
         self._left = True  # nothing is begun from here on
+        self._left_at = self._loop.time()
         self._link.resume_reading()
 
     # ------------------------------------------------------------------------------------ FrameHandler
@@ -240,6 +263,13 @@ class FramesConnection:
             reason = "no request has the number 0" if number == NO_REQUEST else f"two requests have the number {number}"
             self._break_off(frame, ProtocolError(reason, node=self.peer))
             return
+        admitted = without_security(request) if self._session is None else self._session.admitted(request)
+        if isinstance(admitted, Refusal):
+            self._send(number, admitted)
+            if self._session is not None and self._session.failures >= MAX_FAILURES:
+                self._link.close()
+            return
+        request = admitted
         refusal = self._objection(request, size)
         if refusal is not None:
             self._send(number, refusal)
@@ -347,6 +377,10 @@ class FramesConnection:
     def look(self, now: float) -> str | None:
         """Return why the connection is to be closed now, None where it is not; called at intervals."""
         limits, queued = self._limits, self._link.queued_bytes
+        if self._session is not None:
+            over = self._session.look(now, limits.first_request_ms / 1000)
+            if over is not None:
+                return self._over(self._session, over, now)
         if self.heard_at is None:
             late = (now - self.opened_at) * 1000 > limits.first_request_ms
             return f"it has sent no request within {limits.first_request_ms} ms" if late else None
@@ -360,6 +394,17 @@ class FramesConnection:
             return f"it has taken none of its answers for {limits.stuck_ms} ms"
         if (now - self.heard_at) * 1000 > limits.idle_ms and not self.busy:
             return f"it has asked nothing for {limits.idle_ms} ms"
+        return None
+
+    def _over(self, session: FramesSession, why: str, now: float) -> str | None:
+        """Return why the connection is closed now, for its session is over; None while it is not closed yet."""
+        if self._left:
+            return why if now - self._left_at > LEAVE_S else None
+        if len(self._under_way) > len(self._reads):
+            # Writes: closed under them, their client would not know whether they were done.
+            return why if session.late(now) else None
+        # Reads that wait change nothing: their client asks them again, over a connection of its own.
+        self._say_end(f"the session has ended: {why}; {NOT_BEGUN_MORE}")
         return None
 
     def _count(self) -> None:

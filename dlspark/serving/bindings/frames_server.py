@@ -17,13 +17,15 @@ import logging
 
 from dlspark.serving.bindings.frames_connection import FramesConnection
 from dlspark.serving.bindings.service import FramesLimits, ProxyService
-from metadata.foundation.errors import NotAppliedError, check, present
+from dlspark.serving.security.authentication import Authentication, PeerProof
+from metadata.foundation.errors import CallerError, NotAppliedError, check, present
 from metadata.foundation.pacing import MessageLimit
 from storage_node.edge import FrameHandler, Link, Listener, Network
 from storage_node.errors import TooManyConnectionsError
 from storage_node.transport.admission import Admission
 from storage_node.transport.budgets import Budget
 from storage_node.transport.tcp import TcpNetwork
+from storage_node.transport.tls import TlsEntrance, securable
 from storage_node.transport.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -50,10 +52,19 @@ class FramesServer:
     Args:
         network: TCP, or a simulated one; `frames_network` makes one whose memory these limits bound.
         service: takes all requests; nothing else answers them, but refusals of what is not begun.
+        authentication: what clients must prove, under TLS; None: nothing, and there is no TLS.
     """
 
-    def __init__(self, network: Network, service: ProxyService, *, limits: FramesLimits | None = None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        service: ProxyService,
+        *,
+        limits: FramesLimits | None = None,
+        authentication: Authentication | None = None,
+    ) -> None:
         self.service = service
+        self.authentication = authentication
         self.limits = limits or FramesLimits()
         self.memory = Budget(self.limits.memory_bytes)
         self.turns = Turns(self._seconds)
@@ -98,9 +109,18 @@ class FramesServer:
     async def start(self, host: str, port: int) -> None:
         """Listen on `host` ("" for all interfaces); port 0 takes a free one. Raises OSError where it is taken."""
         check(self._listener is None and not self._closed, "a frames server is started once")
-        self._listener = await self._network.listen(host, port, self._accept)
+        self._listener = await self._listen(host, port)
         self._look_later()
         logger.info("serving frames on port %d", self._listener.port)
+
+    async def _listen(self, host: str, port: int) -> Listener:
+        authentication = self.authentication
+        if authentication is None:
+            return await self._network.listen(host, port, self._accept)
+        if not isinstance(self._network, TcpNetwork):
+            raise CallerError("this network knows no TLS, and clients are to prove who they are")
+        entrance = TlsEntrance(authentication.identity.server_context, plain_too=authentication.plain_too)
+        return await self._network.listen(host, port, self._accept, tls=entrance)
 
     async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
         """Stop: refuse what is new, answer what is under way within `grace_s` seconds, end. Idempotent."""
@@ -139,8 +159,9 @@ class FramesServer:
     def _accept(self, link: Link) -> FrameHandler:
         if self.stopping:
             raise NotAppliedError("the proxy is being stopped", node=link.peer)
+        proof = self._proof_of(link)
         # Beyond the limit one connection leaves: the newcomer, where all others are in use.
-        connection = FramesConnection(self, link)
+        connection = FramesConnection(self, link, proof)
         leaving = self._admission.arrived(connection)
         if leaving is connection:
             raise TooManyConnectionsError(
@@ -151,6 +172,13 @@ class FramesServer:
         if isinstance(leaving, FramesConnection):
             self._close(leaving, f"there are {self.limits.connections} connections, and it was the most idle")
         return connection
+
+    def _proof_of(self, link: Link) -> PeerProof | None:
+        """Return what a new connection proves by itself. Raises NotAuthenticatedError."""
+        if self.authentication is None:
+            return None
+        secured = securable(link)
+        return self.authentication.arrived(link.peer, secured.certificate, secured=secured.secured)
 
     def heard(self, connection: FramesConnection) -> None:
         """Note that requests came from this connection: it is the one now that was idle for the shortest time."""

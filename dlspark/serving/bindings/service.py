@@ -13,6 +13,8 @@ from typing import Final, Protocol, TypeAlias
 
 from dlspark.serving.protocol.operations import Answer, Request, WriteRecords
 from dlspark.serving.protocol.request_checks import MAX_SET_RECORDS, declared_records
+from metadata.security.principals import Principal
+from metadata.security.restrictions import Restrictions
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 Reply: TypeAlias = Callable[[Answer], None]
@@ -25,13 +27,17 @@ class Caller:
 
     address: str
     """`host:port`, for messages."""
-    principal: str | None = None
-    """The identity that it has proved; None where nothing is proved."""
+    principal: Principal | None = None
+    """Who it has proved to be; None where nothing had to be proved. It changes when a token is renewed."""
+    restrictions: Restrictions | None = None
+    """What its proof leaves of the principal's rights, as a token may say; None: all of them."""
     grpc: bool = False
     """True for one that speaks gRPC, and can be sent to proxies that speak nothing else."""
     region: str | None = None
     """The region that it said it is in (`Handshake.region`; over gRPC metadata of each call); None where it said none.
     Nothing may be relied on it."""
+    session: str | None = None
+    """The connection, or the call, for the audit trail."""
 
 
 class ProxyService(Protocol):

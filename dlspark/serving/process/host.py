@@ -2,8 +2,10 @@
 
 A proxy takes these steps in this order, with its own between them, and ends in the opposite one:
 
-    begin       page         health and metrics, so that a probe is answered that the proxy is not ready yet
+    begin       audit trail  first, so that nothing is allowed or refused without it
+                page         health and metrics, so that a probe is answered that the proxy is not ready yet
                 namespace    the session with ZooKeeper, the ledger client
+                rights       who may do what, where clients prove who they are
                 frames       the port, which is part of the proxy's location; a request that comes now is refused (503)
     serve       door         what comes goes to the proxy's service from here on
                 gRPC         the second binding
@@ -30,6 +32,8 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import ServiceUnavailableError
 from dlspark.serving.bindings.frames_server import CLOSE_GRACE_S, FramesServer, frames_network
 from dlspark.serving.bindings.service import Caller, FramesLimits, GrpcLimits, ProxyService, Reply
+from dlspark.serving.process.access import AccessKeys
+from dlspark.serving.process.entrance import open_audit, open_entrance
 from dlspark.serving.process.membership import (
     READ_PROXIES,
     WRITE_PROXIES,
@@ -43,9 +47,11 @@ from dlspark.serving.process.membership import (
 )
 from dlspark.serving.process.page import ProxyPage, ShownProxy
 from dlspark.serving.process.peers import ProxyDirectory
+from dlspark.serving.process.rights_door import RightsDoor
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import ProxyKind, Request
 from metadata.foundation.errors import CallerError, DistributedLogError, present
+from metadata.security.audit import NOWHERE, Noted
 from metadata.security.listening import ListeningRule, is_loopback
 from metadata.store import join
 from storage_node.edge import Network
@@ -140,6 +146,7 @@ class ServiceHost:
         kind: which members it announces itself among.
         limits: those of the frames server.
         network: TCP, unless given.
+        access: who may do what, beside the rules in ZooKeeper, and the audit trail.
     """
 
     def __init__(
@@ -148,12 +155,20 @@ class ServiceHost:
         settings: HostSettings,
         limits: FramesLimits,
         *,
+        access: AccessKeys | None = None,
         network: Network | None = None,
         statistics: Statistics | None = None,
     ) -> None:
         self.network = network or frames_network(limits)
         self.statistics = statistics or Statistics()
         self.door = ServiceDoor()
+        self.demands_proof: bool | None = None
+        """Whether clients that have proved nothing are refused; None: nothing can be proved, so there are no rights."""
+        self.noted: Noted = NOWHERE
+        """The audit trail."""
+        self.rights: RightsDoor | None = None
+        """What holds clients to their rights; None before it begins, and without security."""
+        self._access = access or AccessKeys()
         self.directory = ProxyDirectory()
         self.ending = AsyncExitStack()
         """Ends the steps that were taken, the last one first."""
@@ -227,14 +242,19 @@ class ServiceHost:
         """
         settings = self._settings
         listening = self._listening_host()  # first of all: what must not listen tells nobody that it is there
+        self.noted = open_audit(self._access, self.ending)
         if self.has_page:
             self._page = ProxyPage(shown, registry_of(self.statistics))
             await self._page.start(self._page_host(), settings.stats_port)
             self.ending.push_async_callback(self._page.close)
         namespace = self._namespace = await open_namespace()
         self.ending.push_async_callback(namespace.close)
+        if self.demands_proof is not None:
+            self.rights = await open_entrance(
+                self.door, namespace, self._access, self.noted, self.ending, demands_proof=self.demands_proof
+            )
         # The port is opened before there is a service: locks and members name the location, which has the port.
-        frames = FramesServer(self.network, self.door, limits=self._limits)
+        frames = FramesServer(self.network, self._entrance, limits=self._limits)
         self.ending.push_async_callback(frames.close, grace_s=grace_s)
         await frames.start(listening, settings.port)
         self._endpoint = self._own(frames.port)
@@ -272,10 +292,15 @@ class ServiceHost:
                 advice="Install grpcio, grpcio-health-checking, grpcio-reflection; or serve frames alone, with -1 for "
                 "server_grpc_port (--grpc-port) of a write proxy, grpcPort of a read proxy",
             ) from error
-        server = GrpcServer(self.door, limits=limits, names=self.directory)
+        server = GrpcServer(self._entrance, limits=limits, names=self.directory)
         await server.start(self._listening_host(), self._settings.grpc_port)
         self.ending.push_async_callback(server.close)
         return server
+
+    @property
+    def _entrance(self) -> ProxyService:
+        """Where the bindings bring what comes."""
+        return self.rights or self.door
 
     def _listening_host(self) -> str:
         """Return where frames and gRPC are served. Raises CallerError where that is not safe."""

@@ -202,6 +202,9 @@ class Handshake:
     region: str | None = None
     """The region of the client, for whatever else comes over its connection. Over frames alone, to proxies that
     announce a region: older ones would take it for a broken frame."""
+    token: bytes | None = field(default=None, repr=False)
+    """A bearer token, for whatever else comes over its connection, until another one follows. Over frames alone, and
+    only under TLS: every proxy that speaks TLS knows it."""
 
 
 @dataclass(frozen=True, slots=True)

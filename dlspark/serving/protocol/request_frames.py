@@ -43,7 +43,7 @@ from storage_node.protocol.frames import Buffer
 
 EPOCH, EXPECTED, TO_READERS = 8, 8, 8
 """The flag of BeginEpoch, of SetFencingToken, of Heartbeat."""
-REGEX, OWNERSHIPS, COUNT_LOGS, CLIENT_REGION, ENABLED = 1, 2, 4, 8, 1
+REGEX, OWNERSHIPS, COUNT_LOGS, CLIENT_REGION, BEARER_TOKEN, ENABLED = 1, 2, 4, 8, 16, 1
 """Flags of Handshake, and the one of AcceptStreams."""
 START_DLSN, START_TXID, START_NAMED = 1, 2, 3
 """How a ReadBatch says where it begins."""
@@ -171,6 +171,9 @@ def _encode_handshake(correlation: int, request: Handshake) -> list[Buffer]:
     if request.region is not None:
         flags |= CLIENT_REGION
         head.text(request.region, "the region")
+    if request.token is not None:
+        flags |= BEARER_TOKEN
+        head.token(request.token, "the bearer token")
     return head.framed(RequestKind.HANDSHAKE, flags, correlation)
 
 
@@ -178,8 +181,9 @@ def _decode_handshake(frame: memoryview, flags: int) -> Handshake:
     reader = Reader(frame, HEADER.size)
     regex = reader.text("the regular expression") if flags & REGEX else None
     region = reader.text("the region") if flags & CLIENT_REGION else None
+    token = reader.token("the bearer token") if flags & BEARER_TOKEN else None
     reader.finish()
-    return Handshake(regex, bool(flags & OWNERSHIPS), bool(flags & COUNT_LOGS), region)
+    return Handshake(regex, bool(flags & OWNERSHIPS), bool(flags & COUNT_LOGS), region, token)
 
 
 def _encode_accept(correlation: int, request: AcceptStreams) -> list[Buffer]:
@@ -260,7 +264,7 @@ ENCODERS: Final[dict[type, Callable[..., list[Buffer]]]] = {
 """Correlation number and request to a frame, for each class of requests."""
 
 DECODERS: Final[dict[int, tuple[int, Callable[[memoryview, int], Request]]]] = {
-    RequestKind.HANDSHAKE: (REGEX | OWNERSHIPS | COUNT_LOGS | CLIENT_REGION, _decode_handshake),
+    RequestKind.HANDSHAKE: (REGEX | OWNERSHIPS | COUNT_LOGS | CLIENT_REGION | BEARER_TOKEN, _decode_handshake),
     RequestKind.WRITE_RECORDS: (WRITE_FLAGS, decode_write),
     RequestKind.BEGIN_EPOCH: (ON_STREAM | EPOCH, _decode_begin_epoch),
     RequestKind.SET_FENCING_TOKEN: (ON_STREAM | EXPECTED, _decode_set_token),

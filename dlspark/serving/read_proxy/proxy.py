@@ -151,7 +151,12 @@ class ReadProxy:
         """See `RunningProxy`; never set, for a proxy that owns nothing can always go on."""
         self.settings = settings
         self.host = ServiceHost(
-            ProxyKind.READ, settings, _frames_limits(settings), network=network, statistics=statistics
+            ProxyKind.READ,
+            settings,
+            _frames_limits(settings),
+            access=settings,
+            network=network,
+            statistics=statistics,
         )
         self._uri = uri
         self._given = namespace

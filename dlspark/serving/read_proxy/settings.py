@@ -9,6 +9,7 @@ from typing import Final
 
 from dlspark.errors import SettingsError
 from dlspark.serving.bindings.service import CONNECTIONS
+from dlspark.serving.process.access import AccessKeys
 from dlspark.serving.routing.ring import BALANCE
 from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import (
@@ -42,7 +43,7 @@ def _text(default: str, key: str, meaning: str, *, section: str = "") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadProxySettings:
+class ReadProxySettings(AccessKeys):
     """The settings of one read proxy: what it may use, and where it listens (docs/settings/read-proxy.md).
 
     Raises SettingsError for values that contradict each other, or cannot be.
@@ -167,6 +168,7 @@ class ReadProxySettings:
 
     def __post_init__(self) -> None:
         REGISTRY.check(self)
+        self.super_subjects()
         if 0 < self.read_balance < 1:
             raise SettingsError(
                 f"readBalance={self.read_balance} is below 1: not all logs could be read",

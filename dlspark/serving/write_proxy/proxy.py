@@ -101,6 +101,7 @@ class WriteProxy:
             ProxyKind.WRITE,
             configuration.proxy,
             _frames_limits(configuration),
+            access=configuration.proxy,
             network=network,
             statistics=statistics,
         )
@@ -185,6 +186,8 @@ class WriteProxy:
             stream_settings=files.settings_of,
         )
         host.ending.push_async_callback(service.close)
+        if host.rights is not None:
+            service.may_create = host.rights.may_create
         self._service = service
         measured = self._measured(service, namespace) if host.has_page else service
         member = await host.serve(measured, grpc_limits(self._configuration))

@@ -102,6 +102,8 @@ class WriteProxyService:
         self.count_writer: Callable[[str, str | None], None] | None = None
         """Called for each write on a stream that is served here, with its name and the client's region; None: nobody
         wants to know."""
+        self.may_create: Callable[[Caller, str], bool] | None = None
+        """Returns whether what a caller asks may make the log, where there is none; None: everybody may."""
         self._leaving = False
         """True while streams are given up, one after the other: those that have not been reached are served."""
         self._rare = RareRequests(table, forwarder, placement, directory or ProxyDirectory(), max_request_bytes)
@@ -222,7 +224,7 @@ class WriteProxyService:
         if request.context.checksum is not None:
             self._check_checksum(request)
         if stream is None or stream.state is not StreamState.INITIALIZED:
-            stream = self._stream(stream, request)
+            stream = self._stream(stream, request, taken.caller)
         try:
             if stream.limiter.active and not self._no_limits.is_available():
                 stream.limiter.check(size, now, dark=self._settings.dark_mode)
@@ -239,7 +241,7 @@ class WriteProxyService:
         if self._table.status is ProxyStatus.DOWN:
             self._check_up(request.stream, stream)
         self._check_checksum(request)
-        stream = self._stream(stream, request)
+        stream = self._stream(stream, request, taken.caller)
         try:
             stream.submit(taken)
         except OverCapacityError:
@@ -253,13 +255,19 @@ class WriteProxyService:
             return
         raise self._down_error(name)
 
-    def _stream(self, stream: ProxyStream | None, request: WriteRecords | _OnStream) -> ProxyStream:
+    def _stream(self, stream: ProxyStream | None, request: WriteRecords | _OnStream, caller: Caller) -> ProxyStream:
         """Return the stream of a request: the one that is here, unless it must be begun anew."""
         if stream is not None and stream.refusal is not None:
             stream = self._still_refused(stream, request.context.tried_hosts)
         if stream is None:
-            stream = self._table.add(request.stream, create_missing=not isinstance(request, DeleteStream))
+            stream = self._table.add(request.stream, create_missing=self._creates(request, caller))
         return stream
+
+    def _creates(self, request: WriteRecords | _OnStream, caller: Caller) -> bool:
+        """Return whether the log is to be made, where there is none."""
+        if isinstance(request, DeleteStream):
+            return False
+        return self.may_create is None or self.may_create(caller, request.stream)
 
     def _is_released(self, request: Request) -> bool:
         """Return whether it asks to release a stream that is not served here: nothing is opened for that."""

@@ -29,6 +29,7 @@ from dlspark.core.settings.settings import FILE_VARIABLE, VARIABLE_PREFIX, Setti
 from dlspark.core.settings.settings import REGISTRY as LOG_REGISTRY
 from dlspark.errors import SettingsError
 from dlspark.serving.bindings.service import CONNECTIONS, IDLE_MS, KEEPALIVE_MS
+from dlspark.serving.process.access import AccessKeys
 from dlspark.serving.write_proxy.following_settings import FollowKeys
 from dlspark.serving.write_proxy.tier.following import FollowRules
 from metadata.foundation.errors import CallerError
@@ -394,12 +395,15 @@ GROUPS: Final = (
     BoundKeys,
     FollowKeys,
     LifeKeys,
+    AccessKeys,
 )
 """In the order of the page."""
 
 
 @dataclass(frozen=True)
-class WriteProxySettings(LifeKeys, FollowKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys, StreamKeys, AddressKeys):
+class WriteProxySettings(
+    AccessKeys, LifeKeys, FollowKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys, StreamKeys, AddressKeys
+):
     """What may be set of a write proxy, and to what is it set? Frozen: `with_values` gives a changed copy.
 
     Raises SettingsError for values that cannot be honoured.
@@ -409,6 +413,7 @@ class WriteProxySettings(LifeKeys, FollowKeys, BoundKeys, StreamLimitKeys, Servi
         REGISTRY.check(self)
         self.converter()
         self.region_number()
+        self.super_subjects()
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Value], base: WriteProxySettings | None = None) -> WriteProxySettings:

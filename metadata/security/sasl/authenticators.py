@@ -14,10 +14,11 @@ from typing import Final
 
 from metadata.foundation.errors import CallerError
 from metadata.security.exchange import SASL_PLUGIN, SCRAM_PLUGIN, ChannelFacts, Step
-from metadata.security.principals import Principal
+from metadata.security.principals import Principal, Scheme
 from metadata.security.sasl.credentials import ScramUsers, read_scram_users
 from metadata.security.sasl.digest_md5 import DigestMd5Client, DigestMd5Server
-from metadata.security.sasl.jaas import JaasError, JaasSection, section_of
+from metadata.security.sasl.jaas import JaasError, JaasSection, KerberosLogin, section_of
+from metadata.security.sasl.kerberos import KerberosClient, KerberosServer, kerberos_library
 from metadata.security.sasl.machine import SaslClient, SaslError, SaslServer
 from metadata.security.sasl.scram import ScramClient, ScramServer
 from metadata.security.secrets import Secret, secret_from_file
@@ -61,16 +62,18 @@ class MachineClientExchange:
 # ------------------------------------------------------------------------------------ nodes
 
 
-class DigestMd5Authenticator:
-    """Which users of a login configuration may enter by DIGEST-MD5?
+class SaslAuthenticator:
+    """Who may enter by upstream's plug-in? The login configuration says by which mechanism: it names a module for
+    Kerberos, or users with passwords for DIGEST-MD5.
 
     Args:
         path, section: the login configuration; its users are the options `user_NAME`.
         allowed: a name has to match it whole.
-        without_tls: whether a connection outside of TLS may use it.
+        without_tls: whether a connection outside of TLS may use DIGEST-MD5.
 
     Raises:
-        JaasError: the configuration cannot be read, or has no user.
+        JaasError: the configuration cannot be read, or has neither.
+        SaslError: it is for Kerberos, and the extra `kerberos` is not installed.
     """
 
     plugin = SASL_PLUGIN
@@ -81,9 +84,14 @@ class DigestMd5Authenticator:
         self._allowed = allowed
         self._without_tls = without_tls
         self._section = WatchedFile(path, lambda place: _with_users(section_of(place, section)))
+        if self._section.current().kerberos() is not None:
+            kerberos_library()
 
     def begin(self, facts: ChannelFacts) -> MachineExchange:
-        """Return the exchange of a new connection. Raises SaslError outside of TLS, unless that is allowed."""
+        """Return the exchange of a new connection. Raises SaslError for DIGEST-MD5 outside of TLS, unless allowed."""
+        login = self._section.current().kerberos()
+        if login is not None:
+            return MachineExchange(KerberosServer(login.keytab, login.principal, self._is_allowed))
         if not facts.secured and not self._without_tls:
             raise SaslError(
                 "DIGEST-MD5 is spoken inside TLS only",
@@ -94,6 +102,8 @@ class DigestMd5Authenticator:
 
     def still(self, principal: Principal) -> str | None:
         """Return why a user may not stay: it is not in the file any more."""
+        if principal.scheme is not Scheme.DIGEST_MD5:
+            return None  # a ticket's end is the session's
         known = principal.name in self._section.current().passwords()
         return None if known else f"the user {principal.name} was taken out of the login configuration"
 
@@ -142,7 +152,7 @@ def allowed_ids(pattern: str, error: Callable[..., CallerError] = CallerError) -
 
 
 def _with_users(section: JaasSection) -> JaasSection:
-    if not section.passwords():
+    if section.kerberos() is None and not section.passwords():
         raise JaasError(
             f"the section {section.name} knows no user, so nobody could enter",
             path=section.path,
@@ -164,33 +174,58 @@ def _binding_of(facts: ChannelFacts) -> bytes | None:
 # ------------------------------------------------------------------------------------ clients
 
 
-class DigestMd5ClientAuthenticator:
-    """As which user of a login configuration does a client enter by DIGEST-MD5?
+class SaslClientAuthenticator:
+    """As whom does a client enter by upstream's plug-in? The login configuration says by which mechanism.
 
     Args:
-        path, section: the login configuration, with `username` and `password`.
-        without_tls: whether it is spoken outside of TLS.
+        path, section: the login configuration, with `username` and `password`, or with a module for Kerberos.
+        without_tls: whether DIGEST-MD5 is spoken outside of TLS.
+        service: the first part of the storage nodes' principals.
 
     Raises:
-        JaasError: the configuration cannot be read, or has no such user.
+        JaasError: the configuration cannot be read, or has neither.
+        SaslError: it is for Kerberos, and the extra `kerberos` is not installed.
     """
 
     plugin = SASL_PLUGIN
 
-    def __init__(self, path: str | os.PathLike[str], section: str, *, without_tls: bool) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], section: str, *, without_tls: bool, service: str = "bookkeeper"
+    ) -> None:
         self._without_tls = without_tls
-        self._login: WatchedFile[tuple[str, Secret]] = WatchedFile(
-            path, lambda place: section_of(place, section).login()
-        )
+        self._service = service
+
+        def login(place: Path) -> KerberosLogin | tuple[str, Secret]:
+            found = section_of(place, section)
+            return found.kerberos() or found.login()
+
+        self._login: WatchedFile[KerberosLogin | tuple[str, Secret]] = WatchedFile(path, login)
+        if isinstance(self._login.current(), KerberosLogin):
+            kerberos_library()
+
+    @property
+    def blocks(self) -> bool:
+        """True with Kerberos: a step may ask its server for a ticket, for seconds."""
+        return isinstance(self._login.current(), KerberosLogin)
 
     def begin(self, facts: ChannelFacts) -> MachineClientExchange:
-        """Return the exchange of a new connection. Raises SaslError outside of TLS, unless that is allowed."""
+        """Return the exchange of a new connection. Raises SaslError for DIGEST-MD5 outside of TLS, unless allowed."""
+        login = self._login.current()
+        if isinstance(login, KerberosLogin):
+            client = KerberosClient(
+                self._service,
+                facts.peer,
+                principal=login.principal,
+                keytab=login.keytab,
+                ticket_cache=login.ticket_cache,
+            )
+            return MachineClientExchange(client)
         if not facts.secured and not self._without_tls:
             raise SaslError(
                 "DIGEST-MD5 is spoken inside TLS only; nothing was sent",
                 advice="Set security=on, or saslDigestMd5WithoutTls=true where everybody on the way is trusted",
             )
-        name, password = self._login.current()
+        name, password = login
         return MachineClientExchange(DigestMd5Client(name, password))
 
 
@@ -206,6 +241,7 @@ class ScramClientAuthenticator:
     """
 
     plugin = SCRAM_PLUGIN
+    blocks = False
 
     def __init__(self, name: str, password_file: str | os.PathLike[str]) -> None:
         self._name = name

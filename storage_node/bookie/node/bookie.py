@@ -44,7 +44,9 @@ from storage_node.bookie.node.identity import (
     was_read_only,
     write_status,
 )
+from storage_node.bookie.node.security import SecurityWatch, node_security
 from storage_node.bookie.requests.connections import ServedConnection
+from storage_node.bookie.requests.gate import NodeSecurity, SecurityGate
 from storage_node.bookie.requests.limits import NodeLimits
 from storage_node.bookie.store.collection import ClusterMetadata, GarbageCollector
 from storage_node.bookie.store.storage import Storage
@@ -75,6 +77,7 @@ class Bookie:
         settings: where its data lies and what it is called.
         store: its metadata session; the caller closes it, after `stop`.
         network, disk, clock: the edges; the real ones if left out.
+        security: what it demands of its clients; what the settings say if left out.
     """
 
     def __init__(
@@ -85,9 +88,18 @@ class Bookie:
         network: Network | None = None,
         disk: Disk | None = None,
         clock: Clock | None = None,
+        security: NodeSecurity | None = None,
     ) -> None:
+        """Open nothing yet. Raises BookieConfigurationError, IdentityError for certificates that are none."""
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
+        self._security = security or node_security(settings)
+        self._watch = SecurityWatch(
+            self._security,
+            self._gates,
+            self.clock,
+            refresh_s=settings.security.tls_cert_files_refresh_duration_s,
+        )
         self._network: Network = network or TcpNetwork(
             max_frame=settings.netty_max_frame_size_bytes,
             begun_bytes=settings.request_memory_limit,
@@ -102,7 +114,8 @@ class Bookie:
         self._storage: Storage | None = None
         self._listener: Listener | None = None
         self._locks: list[DiskFile] = []
-        self._connections: dict[ServedConnection, None] = {}
+        self._connections: dict[ServedConnection, SecurityGate | None] = {}
+        """With what each had to prove, if anything."""
         self.limits = NodeLimits(
             self.clock.elapsed_s,
             adds=settings.max_adds_in_progress_limit,
@@ -276,6 +289,8 @@ class Bookie:
             await self._unregister()
             raise self.failure
         self._monitor = asyncio.get_running_loop().create_task(self._watch_disks())
+        if self._security.asks:
+            self._watch.start()
         self._collector = self._make_collector(self._address.bookie_id, cookie.instance_id)
         self._collector.start()
         logger.info("bookie %s serves on port %d", self._address.bookie_id, self._listener.port)
@@ -311,12 +326,16 @@ class Bookie:
                 f"the node has {self._admission.limit} connections, and all of them are in use",
                 advice="Raise its limit of file descriptors (and bookieMaxConnections), or start more nodes",
             )
-        self._connections[connection] = None
+        gate = SecurityGate(self._security, connection, self.limits.lines) if self._security.asks else None
+        self._connections[connection] = gate
         if isinstance(leaving, ServedConnection):
             message = "closing the connection to %s for the one from %s: there are %d, and it was the most idle"
             self.limits.lines.log(logging.WARNING, message, leaving.peer, link.peer, self._admission.limit)
             leaving.close()
-        return connection
+        return gate or connection
+
+    def _gates(self) -> list[SecurityGate]:
+        return [gate for gate in self._connections.values() if gate is not None]
 
     # ------------------------------------------------------------------------------------ read-only mode
 
@@ -472,6 +491,7 @@ class Bookie:
         if self._monitor is not None:
             await end_tasks([self._monitor])
             self._monitor = None
+        await self._watch.stop()
         if self._collector is not None:
             await self._collector.stop()
         self._serving = False

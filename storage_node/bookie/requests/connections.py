@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from metadata.security.principals import Principal
 from storage_node.bookie.journal.writer import Answers
 from storage_node.bookie.requests import handlers, reads
 from storage_node.bookie.requests.dialects import VERSION_THREE, VERSION_TWO, Heard, Misversioned, dialect_of
@@ -67,6 +68,8 @@ class ServedConnection:
         self.storage = node.storage
         self.link = link
         self.dialect = VERSION_THREE
+        self.principal: Principal | None = None
+        """Who the client has proved to be, where that was asked for."""
         self._requester = Requester(node, link, self._go_on_in_turn)
         self.flow = self._requester.flow
         self._quick_add = VERSION_THREE.quick_add

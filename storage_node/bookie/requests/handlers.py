@@ -140,12 +140,13 @@ def _send_list(requester: Requester, request: ListEntriesRequest, status: Status
 
 
 def auth(requester: Requester, request: AuthRequest) -> None:
-    """Ask a client that begins an authentication to go on: there is none here."""
+    """Ask a client that begins an authentication to go on: there is none here, or it has proved itself before."""
     requester.link.send(dialect_of(request).auth(request))
 
 
 def start_tls(requester: Requester, request: StartTlsRequest) -> None:
-    """Refuse TLS, which this node does not speak."""
+    """Refuse TLS, which this node does not speak, or which comes too late: it is a connection's first request, if any
+    (`gate`)."""
     requester.link.send(encode_error_response(request.txn_id, Operation.START_TLS, Status.EBADREQ))
 
 

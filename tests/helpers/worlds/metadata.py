@@ -116,7 +116,7 @@ class ZooKeeperServer:
     async def break_connection(self, store: MetadataStore) -> None:
         assert isinstance(store, ZooKeeperStore)
         connection = store._handler._socket
-        assert connection is not None
+        assert isinstance(connection, socket.socket)
         connection.shutdown(socket.SHUT_RDWR)
 
     def freeze(self) -> None:

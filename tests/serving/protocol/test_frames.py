@@ -349,6 +349,7 @@ _BY_VECTOR: dict[str, Request | Answer] = {
     "find owner": FindOwner("flights"),
     "handshake": Handshake("flights.*"),
     "count of logs wanted": Handshake(ownerships=False, count_logs=True),
+    "bearer": Handshake(ownerships=False, token=b"a.b.c"),
     "client of a region": Handshake(region="eu"),
     "count of logs": ProxyInfo("1;0;host:8000", ProxyStatus.WRITE_AND_ACCEPT, logs_read=5),
     "read": ReadBatch("flights", DLSN(1, 2, 3), 4, ReadForm.ENTRIES),

@@ -20,8 +20,8 @@ from metadata.security.exchange import (
     ClientAuthenticator,
 )
 from metadata.security.sasl.authenticators import (
-    DigestMd5Authenticator,
-    DigestMd5ClientAuthenticator,
+    SaslAuthenticator,
+    SaslClientAuthenticator,
     ScramAuthenticator,
     ScramClientAuthenticator,
     allowed_ids,
@@ -55,15 +55,15 @@ class Files:
     users: Path
     password: Path
 
-    def digest(self, *, without_tls: bool = False) -> DigestMd5Authenticator:
+    def digest(self, *, without_tls: bool = False) -> SaslAuthenticator:
         allowed = allowed_ids(".*bookkeeper.*")
-        return DigestMd5Authenticator(self.jaas, "Bookie", allowed=allowed, without_tls=without_tls)
+        return SaslAuthenticator(self.jaas, "Bookie", allowed=allowed, without_tls=without_tls)
 
     def scram(self) -> ScramAuthenticator:
         return ScramAuthenticator(self.users)
 
-    def digest_client(self, section: str = "BookKeeper", *, without_tls: bool = False) -> DigestMd5ClientAuthenticator:
-        return DigestMd5ClientAuthenticator(self.jaas, section, without_tls=without_tls)
+    def digest_client(self, section: str = "BookKeeper", *, without_tls: bool = False) -> SaslClientAuthenticator:
+        return SaslClientAuthenticator(self.jaas, section, without_tls=without_tls)
 
     def scram_client(self, name: str = "flights") -> ScramClientAuthenticator:
         return ScramClientAuthenticator(name, self.password)

@@ -9,6 +9,8 @@ import pytest
 from helpers.paths import CONF
 
 from metadata.foundation.settings import settings_of
+from metadata.security.sasl.settings import ClientProofSettings, NodeProofSettings, SaslSettings
+from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.errors import BookieConfigurationError
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
@@ -29,7 +31,16 @@ def read(path: Path) -> BookieSettings:
 def test_the_shipped_file_names_every_key_with_its_default() -> None:
     lines = [line.lstrip("#") for line in FILE.read_text().splitlines() if "=" in line and not line.startswith("# ")]
     named = dict(line.split("=", 1) for line in lines)
-    infos = [*settings_of(BookieSettings).values(), *settings_of(AutoRecoverySettings).values()]
+    owners = (
+        BookieSettings,
+        SecuritySettings,
+        AdmissionSettings,
+        SaslSettings,
+        NodeProofSettings,
+        ClientProofSettings,
+        AutoRecoverySettings,
+    )
+    infos = [info for owner in owners for info in settings_of(owner).values()]
     assert set(named) == {info.key for info in infos}
     loaded = read(FILE)
     bare = BookieSettings(loaded.journal_directories, loaded.ledger_directories)

@@ -406,7 +406,8 @@ class Execution:
     def _check_producer(self, taken: TakenRequest, name: str) -> None:
         # By host, not by connection: a client that connects anew would be another one each time.
         caller = taken.caller
-        client = caller.principal or caller.address.rpartition(":")[0] or caller.address
+        proven = caller.principal.name if caller.principal is not None else None
+        client = proven or caller.address.rpartition(":")[0] or caller.address
         self._producers.check(client, name, self._most_producers, self._loop.time())
 
     def _set_token(self, taken: TakenRequest, request: SetFencingToken) -> None:

@@ -1,0 +1,312 @@
+"""`RightsDoor`: may this caller ask that? It stands before a proxy's service, for frames and gRPC alike.
+
+Every operation has its verbs (`VERBS_OF`); who may do one of them to the log is handed on:
+
+| operation | verb |
+|---|---|
+| ReadBatch | read |
+| WriteRecords, BeginEpoch, SetFencingToken, Heartbeat | write; and create, where the log is not there yet |
+| TruncateStream, CreateStream, DeleteStream | truncate, create, delete |
+| ReleaseStream, MoveStream | administer |
+| AcceptStreams | administer, on the pattern `*`: it concerns the whole proxy |
+| TakeStream | a proxy asks it, known by its certificate's role; else administer |
+| FindOwner | any verb on the log |
+| Handshake, ListProxies | none; but only those of a proxy's logs are listed on which the caller has a verb |
+
+What is refused is answered with 403, which clients do not try again; the reason that the caller gets names no rule, the
+audit trail's does. What upstream's access control denies stays denied behind this door.
+
+A right that is withdrawn ends what is under way: the next request is refused; a read that waits is refused as soon as
+the rules say so, and what it would have brought is thrown away, however it was asked for. So is one whose proof has
+expired. A write that was begun is finished: it was allowed.
+
+Fault model: rules that cannot be read allow nothing but to super users (`RightsWatch`). An operation without verbs is
+refused. Where the audit trail cannot be written, and is to be complete, nothing is allowed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from dlspark.errors import ServiceUnavailableError
+from dlspark.serving.bindings.service import Caller, ProxyService, Reply
+from dlspark.serving.protocol.failures import refusal_of
+from dlspark.serving.protocol.operations import (
+    AcceptStreams,
+    Answer,
+    BeginEpoch,
+    CreateStream,
+    DeleteStream,
+    Delivery,
+    FindOwner,
+    Handshake,
+    Heartbeat,
+    ListProxies,
+    MoveStream,
+    ProxyInfo,
+    ReadBatch,
+    ReleaseStream,
+    Request,
+    SetFencingToken,
+    TakeStream,
+    TruncateStream,
+    WriteRecords,
+)
+from metadata.distributedlog.permissions import RequestDeniedError
+from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.pacing import Slices
+from metadata.security.audit import Noted
+from metadata.security.principals import Principal, Scheme
+from metadata.security.proofs import NotAuthenticatedError
+from metadata.security.restrictions import UNRESTRICTED
+from metadata.security.rights import VISIBLE, Decision, RuleBook, Verb
+
+PROXY_ROLE: Final = "proxy"
+"""The role in the certificate of a proxy: it may ask another one to take a log over."""
+PROVED: Final[tuple[Verb, ...]] = ()
+"""Whoever has proved who they are may ask this."""
+
+VERBS_OF: Final[Mapping[type[Request], tuple[Verb, ...]]] = MappingProxyType(
+    {
+        Handshake: PROVED,
+        ListProxies: PROVED,
+        FindOwner: VISIBLE,
+        ReadBatch: (Verb.READ,),
+        WriteRecords: (Verb.WRITE,),
+        BeginEpoch: (Verb.WRITE,),
+        SetFencingToken: (Verb.WRITE,),
+        Heartbeat: (Verb.WRITE,),
+        TruncateStream: (Verb.TRUNCATE,),
+        CreateStream: (Verb.CREATE,),
+        DeleteStream: (Verb.DELETE,),
+        ReleaseStream: (Verb.ADMINISTER,),
+        MoveStream: (Verb.ADMINISTER,),
+        TakeStream: (Verb.ADMINISTER,),
+        AcceptStreams: (Verb.ADMINISTER,),
+    }
+)
+"""Any of an operation's verbs is enough."""
+
+_ALLOWED_UNPROVED: Final = Decision(True, "nothing is proved, and security=optional does not demand it")
+_ALLOWED_PROVED: Final = Decision(True, "whoever has proved who they are may ask this")
+_ALLOWED_PROXY: Final = Decision(True, "a proxy asks it")
+
+
+class RightsDoor:
+    """May this caller ask that? A `ProxyService` before another one; all calls come from one event loop.
+
+    Args:
+        service: gets what is allowed.
+        book: returns the rules that hold now.
+        demands_proof: whether a caller who has proved nothing is refused everything; else such a one is let through, as
+            without security, and only who has proved something is held to the rules.
+        noted: where it is noted.
+        now_s: the time, seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        service: ProxyService,
+        book: Callable[[], RuleBook],
+        *,
+        demands_proof: bool,
+        noted: Noted,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._service = service
+        self._book = book
+        self._demands_proof = demands_proof
+        self._noted = noted
+        self._now_s = now_s
+        self._reads: dict[Caller, dict[_WaitingRead, None]] = {}
+        """Reads that were not answered yet."""
+
+    # ------------------------------------------------------------------ requests
+
+    def submit(self, request: Request, caller: Caller, reply: Reply) -> None:
+        """See `ProxyService`."""
+        objection = self._objection(request, caller, first=True)
+        if objection is not None:
+            reply(refusal_of(objection))
+            return
+        kind = type(request)
+        if kind is ReadBatch:
+            read = _WaitingRead(self, request, caller, reply)
+            self._reads.setdefault(caller, {})[read] = None
+            self._service.submit(request, caller, read)
+        elif kind is Handshake:
+            self._service.submit(request, caller, lambda answer: reply(self._shown(answer, caller)))
+        else:
+            self._service.submit(request, caller, reply)
+
+    def caller_gone(self, caller: Caller) -> None:
+        """See `ProxyService`."""
+        for read in self._reads.pop(caller, {}):
+            read.ended = True
+        self._service.caller_gone(caller)
+
+    def may_create(self, caller: Caller, stream: str) -> bool:
+        """Return whether what this caller writes may make the log, where it is not there."""
+        decision, _ = self._judge(caller, CreateStream, (Verb.CREATE,), stream)
+        return decision.allowed
+
+    async def recheck(self) -> None:
+        """Refuse the waiting reads that are not allowed any more: to be called when other rules hold, and every few
+        seconds, for proofs expire. There may be a hundred thousand: others have their turn meanwhile, and what is
+        delivered meanwhile is looked at as well."""
+        slices = Slices()
+        for read in [one for reads in self._reads.values() for one in reads]:
+            if not read.ended:
+                objection = self._objection(read.request, read.caller, first=False)
+                if objection is not None:
+                    read.end(refusal_of(objection))
+            await slices.pause()
+
+    # ------------------------------------------------------------------ deciding
+
+    def _objection(self, request: Request, caller: Caller, *, first: bool) -> DistributedLogError | None:
+        """Return why a request is refused, None where it is allowed; note it. `first`: it begins with this, and what is
+        allowed is noted, too."""
+        kind = type(request)
+        verbs = VERBS_OF.get(kind)
+        stream: str | None = getattr(request, "stream", None)
+        decision, error = self._judge(caller, kind, verbs, stream)
+        if error is not None or (first and verbs):
+            principal = caller.principal
+            self._noted.note(
+                "request",
+                allowed=error is None,
+                reason=decision.reason,
+                principal=principal.name if principal is not None else None,
+                scheme=principal.scheme.value if principal is not None else None,
+                peer=caller.address,
+                session=caller.session,
+                log=stream,
+                verb=_verb_noted(verbs),
+                request=kind.__name__,
+            )
+        return error
+
+    def _judge(
+        self, caller: Caller, kind: type[Request], verbs: tuple[Verb, ...] | None, stream: str | None
+    ) -> tuple[Decision, DistributedLogError | None]:
+        """Return the decision, and the error where it is a refusal."""
+        unwritten = self._noted.refuses
+        if unwritten is not None:
+            return Decision(False, unwritten), ServiceUnavailableError(
+                "the proxy's audit trail cannot be written, and nothing is done without it; nothing was done",
+                log=stream,
+                advice="Ask another proxy",
+            )
+        principal = caller.principal
+        if principal is None:
+            if not self._demands_proof:
+                return _ALLOWED_UNPROVED, None
+            return Decision(False, "the client has not proved who it is"), NotAuthenticatedError(
+                "the proxy demands proof of who asks, and there is none; nothing was done",
+                log=stream,
+                advice="Connect with a certificate (DLSPARK_SECURITY) or a token",
+            )
+        if principal.expired(self._now_s()):
+            return Decision(False, "the proof has expired"), NotAuthenticatedError(
+                f"the proof of {principal.name} has expired; nothing was done",
+                log=stream,
+                advice="Connect anew, with a certificate or token that is valid",
+            )
+        decision = self._decide(principal, caller, kind, verbs, stream)
+        return decision, None if decision.allowed else _denied_error(principal, verbs, stream)
+
+    def _decide(
+        self,
+        principal: Principal,
+        caller: Caller,
+        kind: type[Request],
+        verbs: tuple[Verb, ...] | None,
+        stream: str | None,
+    ) -> Decision:
+        if verbs is None:
+            return Decision(False, f"no verb is known for {kind.__name__}")
+        if not verbs:
+            return _ALLOWED_PROVED
+        restrictions = caller.restrictions or UNRESTRICTED
+        if (
+            kind is TakeStream
+            and PROXY_ROLE in principal.roles
+            and principal.scheme is Scheme.TLS
+            and restrictions is UNRESTRICTED
+        ):
+            return _ALLOWED_PROXY
+        book = self._book()
+        if len(verbs) == 1:
+            return book.decide(principal, verbs[0], stream, restrictions)
+        return book.decide_any(principal, verbs, stream, restrictions)
+
+    def _shown(self, answer: Answer, caller: Caller) -> Answer:
+        """Return a handshake's answer without the logs of which the caller is to know nothing."""
+        principal = caller.principal
+        if principal is None or not isinstance(answer, ProxyInfo) or not answer.ownerships:
+            return answer
+        seen = self._book().visible(principal, answer.ownerships, caller.restrictions or UNRESTRICTED)
+        return replace(answer, ownerships={stream: answer.ownerships[stream] for stream in seen})
+
+    def _checked(self, read: _WaitingRead, answer: Answer) -> Answer:
+        """Return what a read is answered: what the service says, but no records that the caller may not have any
+        more."""
+        if not isinstance(answer, Delivery):
+            return answer
+        objection = self._objection(read.request, read.caller, first=False)
+        return answer if objection is None else refusal_of(objection)
+
+    def _forget(self, read: _WaitingRead) -> None:
+        reads = self._reads.get(read.caller)
+        if reads is not None:
+            reads.pop(read, None)
+            if not reads:
+                del self._reads[read.caller]
+
+
+class _WaitingRead:
+    """Takes the answer to a read, once."""
+
+    __slots__ = ("_door", "_reply", "caller", "ended", "request")
+
+    def __init__(self, door: RightsDoor, request: Request, caller: Caller, reply: Reply) -> None:
+        self._door = door
+        self._reply = reply
+        self.request = request
+        self.caller = caller
+        self.ended = False
+
+    def __call__(self, answer: Answer) -> None:
+        if not self.ended:
+            self.end(self._door._checked(self, answer))
+
+    def end(self, answer: Answer) -> None:
+        """Answer it. What the service brings later is thrown away: the reader asks again from where it is."""
+        self.ended = True
+        self._door._forget(self)
+        self._reply(answer)
+
+
+def _verb_noted(verbs: tuple[Verb, ...] | None) -> str | None:
+    """Return the verb that is noted; of those of which any is enough the first one."""
+    return verbs[0].value if verbs else None
+
+
+def _denied_error(principal: Principal, verbs: tuple[Verb, ...] | None, stream: str | None) -> RequestDeniedError:
+    # Not the rule: who is kept out need not learn what others may do. The audit trail has it, and `dlspark acl check`.
+    verb = _verb_noted(verbs)
+    if verb is None or verbs == VISIBLE:
+        return RequestDeniedError(
+            f"{principal.name} has no right on this log; nothing was done", log=stream, advice="Ask an operator for one"
+        )
+    where, log = ("this proxy", "--proxy") if stream is None else ("this log", stream)
+    return RequestDeniedError(
+        f"{principal.name} may not {verb} {where}; nothing was done",
+        log=stream,
+        advice=f"Ask an operator for it; dlspark acl check {principal.name} {verb} {log} says which rule decides",
+    )

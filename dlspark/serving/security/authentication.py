@@ -1,0 +1,201 @@
+"""`Authentication`: what a proxy's clients must prove, and whether what they have proved still holds.
+
+| what a connection, or call, has | who it is |
+|---|---|
+| a certificate that was verified | its principal |
+| a token as well, or alone | the token's principal, restricted as the token says; the certificate must hold, too |
+| neither | nobody: refused |
+| no TLS, where that is taken too (`optional`) | nobody, and not refused: the middle of a rolling change |
+
+A proof that was good is looked at again (`objection`), for certificates, keys and lists of revoked ones are read again
+while connections live. That is cheap: a certificate that many connections show is judged once in JUDGED_S.
+
+A token is not taken from a connection without TLS: whoever reads it on its way would have it.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from dlspark.serving.security.token_claims import ProvenToken
+from dlspark.serving.security.tokens import TokenVerifier
+from metadata.foundation.errors import DistributedLogError
+from metadata.security.audit import NOWHERE, Noted
+from metadata.security.principals import Principal
+from metadata.security.proofs import NotAuthenticatedError
+from metadata.security.restrictions import Restrictions
+
+JUDGED_S: Final = 2.0
+"""Whether a certificate still holds is not asked again for so long."""
+MAX_JUDGED: Final = 20_000
+CONNECTION: Final = "connection"
+"""The event of the audit trail that notes are made of here."""
+_WHAT_PROVES: Final = "Give the client a certificate (securityDirectory), or a token (tokenFile)"
+
+
+class ServerIdentity(Protocol):
+    """What a proxy is to its clients, and what it knows of their certificates: `TlsIdentity`."""
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return the context of connections that come from now on."""
+        ...
+
+    def judge(self, der: bytes, now_s: float | None = None) -> str | None:
+        """Return why a certificate is not good any more; None where it is."""
+        ...
+
+    def principal_of(self, der: bytes) -> Principal:
+        """Return whose certificate it is. Raises DistributedLogError."""
+        ...
+
+    def refresh(self) -> bool:
+        """Read files that have changed; it may block."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PeerProof:
+    """What has a peer proved? Made and renewed by `Authentication` alone."""
+
+    secured: bool
+    certificate: bytes | None = None
+    """DER; verified in the handshake."""
+    holder: Principal | None = None
+    """Whose certificate it is."""
+    token: ProvenToken | None = None
+
+    @property
+    def principal(self) -> Principal | None:
+        """Who the peer is; None: it has proved nothing."""
+        return self.token.principal if self.token is not None else self.holder
+
+    @property
+    def restrictions(self) -> Restrictions | None:
+        """What its proof leaves of its rights; None: all of them."""
+        return self.token.restrictions if self.token is not None else None
+
+
+class Authentication:
+    """What must a proxy's clients prove? For one loop; `refresh` may run on a thread of its own.
+
+    Args:
+        identity: the proxy's certificates.
+        tokens: verifies tokens; None: none is taken.
+        plain_too: connections without TLS are taken as well, and prove nothing.
+        audit: where refusals are noted.
+    """
+
+    def __init__(
+        self,
+        identity: ServerIdentity,
+        tokens: TokenVerifier | None = None,
+        *,
+        plain_too: bool = False,
+        audit: Noted = NOWHERE,
+        elapsed: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.identity = identity
+        self.plain_too = plain_too
+        self._tokens = tokens
+        self._audit = audit
+        self._elapsed = elapsed
+        self._judged: dict[bytes, tuple[float, str | None]] = {}
+
+    @property
+    def takes_tokens(self) -> bool:
+        """True where tokens can be verified."""
+        return self._tokens is not None
+
+    def refresh(self) -> None:
+        """Read certificates, keys and lists that have changed; it may block."""
+        self.identity.refresh()
+        if self._tokens is not None:
+            self._tokens.refresh()
+
+    def arrived(self, peer: str, certificate: bytes | None, *, secured: bool) -> PeerProof:
+        """Return what a new connection proves by itself, which may be nothing yet.
+
+        Args:
+            certificate: the peer's (DER), verified in the handshake; None: it has shown none.
+            secured: whether the connection has TLS.
+
+        Raises NotAuthenticatedError for a certificate that is not good, and for a connection without TLS where none is
+        taken.
+        """
+        if not secured and not self.plain_too:
+            raise self.refused(peer, "the connection has no TLS, and none is taken without")
+        if certificate is None:
+            return PeerProof(secured)
+        why = self._judge(certificate)
+        if why is not None:
+            raise self.refused(peer, f"its certificate is not good: {why}")
+        try:
+            holder = self.identity.principal_of(certificate)
+        except DistributedLogError as error:
+            raise self.refused(peer, error.message) from error
+        return PeerProof(secured, certificate, holder)
+
+    def with_token(self, peer: str, proof: PeerProof, token: bytes | str) -> PeerProof:
+        """Return the proof with a token that came over the connection: its first one, or one that takes the place of
+        another of the same principal's.
+
+        Raises NotAuthenticatedError; what was proved before holds then as long as it would have.
+        """
+        if not proof.secured:
+            raise self.refused(peer, "a token came without TLS; it is known to whoever was on its way, so revoke it")
+        if self._tokens is None:
+            raise self.refused(peer, "the proxy takes no tokens", "Prove it by a certificate; or set tokenKeys there")
+        try:
+            text = token if isinstance(token, str) else token.decode("ascii")
+            proven = self._tokens.verify(text)
+        except UnicodeDecodeError:
+            raise self.refused(peer, "the token is refused: it is not a text") from None
+        except NotAuthenticatedError as error:
+            raise self.refused(peer, error.message, error.advice) from None
+        if proof.token is not None and proof.token.principal.name != proven.principal.name:
+            raise self.refused(peer, "the token is another principal's than the one before", "Make a new connection")
+        return replace(proof, token=proven)
+
+    def objection(self, proof: PeerProof) -> str | None:
+        """Return why what was proved does not suffice, or holds no longer; None where it does."""
+        if not proof.secured and self.plain_too:
+            return None
+        if proof.principal is None:
+            return "nothing was proved: neither a certificate was shown, nor a token"
+        if proof.certificate is not None:
+            why = self._judge(proof.certificate)
+            if why is not None:
+                return f"its certificate is not good: {why}"
+        if proof.token is not None:
+            return "no token is taken" if self._tokens is None else self._tokens.objection(proof.token)
+        return None
+
+    def refused(
+        self, peer: str, why: str, advice: str | None = _WHAT_PROVES, proof: PeerProof | None = None
+    ) -> NotAuthenticatedError:
+        """Return the error of a peer that is refused, which is noted."""
+        principal = proof.principal if proof is not None else None
+        self._audit.note(
+            CONNECTION,
+            allowed=False,
+            reason=why,
+            principal=principal.name if principal is not None else None,
+            peer=peer,
+            scheme=principal.scheme.value if principal is not None else None,
+        )
+        return NotAuthenticatedError(why, advice=advice)
+
+    def _judge(self, certificate: bytes) -> str | None:
+        now = self._elapsed()
+        found = self._judged.get(certificate)
+        if found is not None and now - found[0] < JUDGED_S:
+            return found[1]
+        if len(self._judged) >= MAX_JUDGED:
+            self._judged.clear()
+        why = self.identity.judge(certificate)
+        self._judged[certificate] = now, why
+        return why
