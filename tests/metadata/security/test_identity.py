@@ -22,8 +22,8 @@ from metadata.security.identity import (
     REVOKED_FILE,
     TlsFiles,
     TlsIdentity,
-    in_memory,
 )
+from metadata.security.identity_files import in_memory
 
 
 @pytest.fixture(scope="module")
@@ -398,7 +398,7 @@ def test_old_files_are_not_read_again(tmp_path: Path, server: TlsIdentity, monke
         if os.path.exists(path):
             os.utime(path, (1_000_000_000, 1_000_000_000))
     assert not server.refresh()
-    monkeypatch.setattr("metadata.security.identity.open", None, raising=False)
+    monkeypatch.setattr("metadata.security.identity_files.open", None, raising=False)
     assert not server.refresh()
 
 
