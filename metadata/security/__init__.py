@@ -14,8 +14,6 @@ listening      where a server may listen without security
 errors         what is wrong with our own files, or with a peer
 restrictions   `Restrictions`: what a proof itself leaves of its holder's rights
 proofs         what a proof that is not good ends in
-errors         what is wrong with our own files, or with a peer
 audit          `AuditTrail`: what was allowed and refused, as lines in a file
 rights         `RuleBook`: what a principal may do with a log, and which rule says so
-listening      where a server may listen without security
 """
