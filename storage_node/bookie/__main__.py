@@ -106,7 +106,7 @@ async def _serve(
     store = await ZooKeeperStore.connect(settings.zk_servers, session_timeout_ms=settings.zk_timeout_ms)
     try:
         bookie = Bookie(settings, store, network=network, disk=disk)
-        async with shown(settings, bookie):
+        async with shown(settings, bookie, bookie.noted):
             return await _live(bookie, network, recovery, stopping)
     finally:
         await store.close()

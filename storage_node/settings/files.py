@@ -32,12 +32,14 @@ from storage_node.errors import BookieConfigurationError
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
 from storage_node.settings.client import ClientSettings
+from storage_node.settings.http import HttpTlsSettings
 from storage_node.settings.placement import PlacementSettings
 
 BOOKIE_CONF: Final = "conf/bookie.conf, which `dlspark bookie init` writes,"
 REGISTRY: Final = Registry(
     [
         BookieSettings,
+        HttpTlsSettings,
         AutoRecoverySettings,
         PlacementSettings,
         SecuritySettings,
@@ -99,7 +101,8 @@ class NodeFile:
                     raise BookieConfigurationError(f"{info.key} is not set", advice=f"{info.key}: {info.meaning}")
             admission = AdmissionSettings(**self._given(AdmissionSettings))  # type: ignore[arg-type]
             proofs = NodeProofSettings(**self._given(NodeProofSettings), sasl=self._sasl())  # type: ignore[arg-type]
-            return BookieSettings(**given, security=self.security(), admission=admission, proofs=proofs)  # type: ignore[arg-type]
+            http = HttpTlsSettings(**self._given(HttpTlsSettings))  # type: ignore[arg-type]
+            return BookieSettings(**given, http_tls=http, security=self.security(), admission=admission, proofs=proofs)  # type: ignore[arg-type]
 
     def auto_recovery(self) -> AutoRecoverySettings:
         """Return auto-recovery's settings, with those of its ledger client. Raises BookieConfigurationError."""
@@ -198,6 +201,7 @@ _HEAD: Final = """\
 """
 _IN_FILE: Final = (
     BookieSettings,
+    HttpTlsSettings,
     SecuritySettings,
     AdmissionSettings,
     SaslSettings,
