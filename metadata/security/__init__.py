@@ -10,10 +10,10 @@ authority      one's own authority: issues, renews and revokes; `identity_folder
 stores         PKCS #12 and JKS, as Java has them
 settings       the one switch, and the keys of TLS
 secrets        `Secret`: a text that shows itself nowhere
+listening      where a server may listen without security
+errors         what is wrong with our own files, or with a peer
 restrictions   `Restrictions`: what a proof itself leaves of its holder's rights
 proofs         what a proof that is not good ends in
-errors         what is wrong with our own files, or with a peer
 audit          `AuditTrail`: what was allowed and refused, as lines in a file
 rights         `RuleBook`: what a principal may do with a log, and which rule says so
-listening      where a server may listen without security
 """

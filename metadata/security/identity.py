@@ -56,6 +56,7 @@ from metadata.security.identity_files import (
     read_file,
 )
 from metadata.security.principals import Principal, PrincipalMapping
+from metadata.security.secrets import Secret
 from metadata.security.stores import StoreError, authorities_of_store, key_of_store, store_error
 
 logger = logging.getLogger(__name__)
@@ -110,6 +111,9 @@ class TlsFiles:
     authorities_type: str = PEM
     authorities_password: str = ""
     """The file with the authorities' store's password; empty: it has none."""
+    key_secret: Secret | None = None
+    """The key's, or the store's, password itself, where settings hold it; so is the next one."""
+    authorities_secret: Secret | None = None
 
     @classmethod
     def of_folder(cls, folder: str | os.PathLike[str]) -> TlsFiles:
@@ -359,7 +363,7 @@ class TlsIdentity:
         files = self.files
         if not files.key:
             return b"", b"", None
-        password = password_of(files.key_password)
+        password = _password(files.key_secret, files.key_password)
         if files.key_type == PEM:
             return b"".join(one.text for one in certificates_of(files.certificate)), key_of(files.key), password
         try:
@@ -373,7 +377,8 @@ class TlsIdentity:
         if files.authorities_type == PEM:
             return b"".join(one.text for one in certificates_of(files.authorities))
         try:
-            return authorities_of_store(read_file(files.authorities), password_of(files.authorities_password))
+            password = _password(files.authorities_secret, files.authorities_password)
+            return authorities_of_store(read_file(files.authorities), password)
         except StoreError as error:
             raise store_error(files.authorities, error) from None
 
@@ -506,3 +511,8 @@ class TlsIdentity:
     def _until(self) -> str:
         own = self._current.own
         return "" if own is None else f", {own.subject_text} until {moment_text(own.not_after_s)}"
+
+
+def _password(secret: Secret | None, path: str) -> bytes | None:
+    """Return a password that is given, or that is in a file; None: there is none. Raises IdentityError."""
+    return secret.reveal().encode() if secret else password_of(path)
