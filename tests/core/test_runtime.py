@@ -107,7 +107,7 @@ except KeyboardInterrupt:
 
 
 def test_an_interrupt_cancels_the_coroutine_and_waits_for_its_clean_up():
-    done = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert done.stdout.split("\n")[:2] == ["cleaned up", "interrupted"]
     assert done.returncode == 0
@@ -141,5 +141,5 @@ assert parent.run(one()) == 1
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_gets_a_runtime_of_its_own():
-    done = subprocess.run([sys.executable, "-c", _FORKED], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", _FORKED], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

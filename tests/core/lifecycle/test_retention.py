@@ -232,7 +232,7 @@ async def test_one_run_at_a_time_and_closing_the_writer_ends_it(memory_cluster):
     writer._retention.begin()
     await asyncio.sleep(0)
     assert len(purges) == 1
-    await asyncio.wait_for(writer.close(), 5)
+    await asyncio.wait_for(writer.close(), 60)
     writer._retention.begin()
     assert writer._retention._run.done()
 

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import logging
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -30,6 +29,7 @@ from dlspark.core.metrics.registries import NO_STATISTICS, Statistics, collectio
 from dlspark.core.metrics.structured_logging import JsonFormatter, about
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import IdleReaderError, OverCapacityError, SettingsError, WriteError
+from dlspark.testing.java_process import free_port
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.foundation.errors import CallerError, DistributedLogError
 
@@ -43,12 +43,6 @@ async_reader_idle_reader_error skipped_broken_entries lock_acquire lock_reacquir
 read_lock_lock_acquire read_lock_lock_unlock read_lock_lock_tryTimeouts streamWriteLimiter_permits
 streamWriteLimiter_acquireFailure writeLimiter_permits writeLimiter_acquireFailure permits_outstanding dl_alert
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -563,7 +557,7 @@ def test_metrics_are_served_over_http(registry):
     port = free_port()
     stop = serve_metrics(port, registry=registry)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             assert b"data_success_total 3.0" in answer.read()
         with pytest.raises(CallerError, match="cannot be served"):
             serve_metrics(port, registry=registry)

@@ -663,7 +663,7 @@ async def test_requests_that_are_sent_until_they_are_answered_are_in_the_log_onc
             owner = await memory_cluster.namespace(**values_of)
         else:
             with suppress(DistributedLogError):
-                await asyncio.wait_for(writer.flush(), 20)
+                await asyncio.wait_for(writer.flush(), 60)
         if what == "nodes":
             for bookie in down:
                 bookie.up = True

@@ -52,7 +52,7 @@ class PacketClient:
         return v2.decode_response(memoryview(await self.frame()))
 
     async def frame(self) -> bytes:
-        return await asyncio.wait_for(self._arrived.get(), 20)
+        return await asyncio.wait_for(self._arrived.get(), 60)
 
     async def ask(self, *pieces: bytes) -> ResponseV2:
         self.send(*pieces)

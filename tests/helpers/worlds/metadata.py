@@ -34,7 +34,7 @@ class Heard:
     async def wait(self, count: int) -> list[object]:
         while len(self.items) < count:
             self._more.clear()
-            await asyncio.wait_for(self._more.wait(), 20)
+            await asyncio.wait_for(self._more.wait(), 60)
         return self.items
 
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:

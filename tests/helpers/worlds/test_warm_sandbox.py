@@ -18,7 +18,7 @@ def test_what_a_log_holds_outlives_a_kill_of_every_node_and_an_orderly_stop(tmp_
         with Namespace.open(sandbox.uri) as namespace:
             namespace.create_log("log")
             with namespace.open_log("log") as log, log.open_writer() as writer:
-                writer.write(1, b"kept").result(30)
+                writer.write(1, b"kept").result(60)
         for index in range(3):
             first = sandbox.node_pid(index)
             sandbox.kill_node(index)

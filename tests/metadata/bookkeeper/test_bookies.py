@@ -197,7 +197,7 @@ async def test_a_predecessors_registration_is_waited_out(
     await store.sync(ledgers_root)
     assert not waiting.done()
     await other.close()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     path = f"{ledgers_root}/available/{FIRST.bookie_id}"
     assert (await store.get(path))[1].ephemeral_owner == store.session_id
 

@@ -143,7 +143,7 @@ async def test_a_waiting_client_gets_the_lock_when_the_owner_releases_it(
     waiting = asyncio.ensure_future(waiter.acquire(60_000))
     await settled(waiting, store, path, 2)
     await owner.release()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     assert waiter.held
     await waiter.release()
 
@@ -169,7 +169,7 @@ async def test_who_waits_for_long_says_for_whom_and_what_a_proxy_s_log_is_had_by
     assert said.startswith(f"{name} has the lock {path} since 20")
     assert f"Z; waiting for it, 0 s so far and up to 24 hours more{advice}" in said
     await owner.release()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     await waiter.release()
 
 
@@ -207,7 +207,7 @@ async def test_each_waiter_watches_only_its_predecessor(
         await waiting_second
     await settled(waiting_third, store, path, 2)
     await first.release()
-    await asyncio.wait_for(waiting_third, 20)
+    await asyncio.wait_for(waiting_third, 60)
     assert third.held
     await third.release()
 
@@ -218,7 +218,7 @@ async def test_a_dead_owners_lock_passes_on(store: MetadataStore, other: Metadat
     waiting = asyncio.ensure_future(waiter.acquire(60_000))
     await settled(waiting, other, path, 2)
     await store.close()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     assert not owner.held
     with pytest.raises(LockClosedError):
         await owner.ensure_held()
@@ -262,7 +262,7 @@ async def test_a_free_lock_takes_one_round_trip() -> None:
     assert not acquiring.done()
     tree.resume()  # What is asked from here on would be a second one.
     tree.stall()
-    assert await asyncio.wait_for(acquiring, 5)
+    assert await asyncio.wait_for(acquiring, 60)
     assert made == ["create", "children"]
     tree.resume()
 
@@ -313,7 +313,7 @@ async def test_two_locks_of_one_process_exclude_each_other(store: MetadataStore,
     waiting = asyncio.ensure_future(second.acquire(60_000))
     await settled(waiting, store, path, 2)
     await first.release()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     await second.release()
 
 
@@ -468,7 +468,7 @@ async def test_a_lock_that_somebody_took_meanwhile_is_lost_for_good(
     waiting = asyncio.ensure_future(rival.acquire(60_000))
     await settled(waiting, other, path, 2)
     await metadata_server.expire(store)
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     assert rival.held
 
     async def until_failed() -> None:
@@ -477,7 +477,7 @@ async def test_a_lock_that_somebody_took_meanwhile_is_lost_for_good(
             await store_turn(store, other, path)
 
     with pytest.raises(OwnershipAcquireFailedError) as caught:
-        await asyncio.wait_for(until_failed(), 20)
+        await asyncio.wait_for(until_failed(), 60)
     assert caught.value.owner == "rival"
     assert not lock.held
     with pytest.raises(OwnershipAcquireFailedError):
@@ -502,7 +502,7 @@ async def test_a_session_that_expires_while_waiting_fails_the_acquisition(
     await settled(waiting, store, path, 2)
     await metadata_server.expire(other)
     with pytest.raises(LockSessionExpiredError):
-        await asyncio.wait_for(waiting, 20)
+        await asyncio.wait_for(waiting, 60)
     assert not waiter.held
     assert len(await members(store, path)) == 1
     await owner.release()
@@ -526,7 +526,7 @@ async def test_a_lost_connection_does_not_cost_the_lock_or_the_place_in_the_queu
     assert owner.held
     assert not waiting.done()
     await owner.release()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     await waiter.release()
 
 

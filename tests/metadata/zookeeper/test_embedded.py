@@ -236,14 +236,14 @@ def test_the_server_dies_with_its_parent(tmp_path: Path, number: signal.Signals)
     with parent(tmp_path, "time.sleep(600)") as (process, pid):
         assert not gone(pid)
         process.send_signal(number)
-        process.wait(20)
+        process.wait(60)
         wait_until_gone(pid)
 
 
 @pytest.mark.parametrize("then", ["", "raise SystemExit(3)", "import os; os._exit(0)", "raise KeyboardInterrupt"])
 def test_the_server_does_not_outlive_a_parent_that_ends_without_stopping_it(tmp_path: Path, then: str) -> None:
     with parent(tmp_path, then) as (process, pid):
-        process.wait(20)
+        process.wait(60)
         wait_until_gone(pid)
 
 

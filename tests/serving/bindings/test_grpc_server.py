@@ -661,7 +661,7 @@ async def test_close_waits_no_longer_than_its_grace():
         it.service.hold = True
         calling = asyncio.create_task(it.client.call("Write", write()))
         await until(lambda: it.service.held)
-        await asyncio.wait_for(it.server.close(grace_s=0.2), 20)
+        await asyncio.wait_for(it.server.close(grace_s=0.2), 60)
         with pytest.raises(grpc.aio.AioRpcError):
             await calling
 

@@ -58,7 +58,7 @@ async def test_one_writer_and_one_reader_go_on_through_a_rolling_restart_of_all_
             await check(reader, reader.last_add_confirmed + 1)
         assert writer.error is None
         await writer.close()
-        await asyncio.wait_for(reader.on_closed.wait(), 10)
+        await asyncio.wait_for(reader.on_closed.wait(), 60)
         await check(reader, 400)
 
 

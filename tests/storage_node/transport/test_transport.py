@@ -46,7 +46,7 @@ class Collector:
     async def until(self, *, frames: int = 0, closed: bool = False) -> None:
         while len(self.frames) < frames or (closed and not self.closed):
             self._changed.clear()
-            await asyncio.wait_for(self._changed.wait(), 10)
+            await asyncio.wait_for(self._changed.wait(), 60)
 
 
 class Echo:
@@ -211,7 +211,7 @@ async def test_a_peer_that_does_not_read_fills_the_queue_and_drain_waits_for_it(
     assert not drained.done()
     assert link.queued_bytes > LOW_WATER_BYTES
     accepted[0].resume_reading()
-    await asyncio.wait_for(drained, 10)
+    await asyncio.wait_for(drained, 60)
     assert link.queued_bytes <= LOW_WATER_BYTES
     await server.until(frames=40)
     link.close()
