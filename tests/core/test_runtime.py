@@ -85,10 +85,11 @@ def test_a_closed_shared_runtime_is_replaced():
 
 
 _INTERRUPTED = """
-import asyncio, os, signal, threading
+import asyncio, os, signal
 from dlspark.core.runtime import Runtime
 
 async def wait():
+    os.kill(os.getpid(), signal.SIGINT)  # The main thread is in `run` by now.
     try:
         await asyncio.Event().wait()
     finally:
@@ -96,9 +97,6 @@ async def wait():
         print("cleaned up", flush=True)
 
 runtime = Runtime.shared()
-async def started():
-    asyncio.get_running_loop().call_later(0.2, os.kill, os.getpid(), signal.SIGINT)
-runtime.run(started())
 try:
     runtime.run(wait())
 except KeyboardInterrupt:

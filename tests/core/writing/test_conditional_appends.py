@@ -671,7 +671,7 @@ async def test_requests_that_are_sent_until_they_are_answered_are_in_the_log_onc
             for _, future in sending:
                 future.cancel()  # Nobody is left to hear of it.
         elif sending:
-            _, pending = await asyncio.wait([future for _, future in sending], timeout=20)
+            _, pending = await asyncio.wait([future for _, future in sending], timeout=60)
             assert not pending
         client.settle(sending)
         failed = any(f.done() and not f.cancelled() and isinstance(f.exception(), WriteError) for _, f in sending)

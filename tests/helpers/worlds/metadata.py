@@ -18,6 +18,8 @@ from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
 _NUMBERS = itertools.count(1)
+LONG_SESSION_MS = 40_000
+"""The longest that a ZooKeeper with default ticks grants: no session ends because the machine is busy."""
 
 
 class Heard:
@@ -95,7 +97,7 @@ class ZooKeeperServer:
     async def open(self, acl_id: str | None = None, restrict: bool = True) -> MetadataStore:
         self.stores.append(
             await ZooKeeperStore.connect(
-                self.server.address, session_timeout_ms=10_000, acl_id=acl_id, restrict=restrict
+                self.server.address, session_timeout_ms=LONG_SESSION_MS, acl_id=acl_id, restrict=restrict
             )
         )
         return self.stores[-1]

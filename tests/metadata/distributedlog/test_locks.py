@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 
 import pytest
 from helpers.reference_vectors import vectors
@@ -103,7 +104,7 @@ def test_the_owner_survives_pickling() -> None:
 async def test_a_free_lock_is_acquired_at_once_and_leaves_nothing_after_release(
     store: MetadataStore, path: str
 ) -> None:
-    for timeout_ms in (0, -1, 1_000):
+    for timeout_ms in (0, -1, 60_000):
         lock = DistributedLock(store, path, "me")
         assert not lock.held
         await lock.acquire(timeout_ms)
@@ -167,7 +168,8 @@ async def test_who_waits_for_long_says_for_whom_and_what_a_proxy_s_log_is_had_by
     await until(lambda: "waiting for it" in caplog.text, "a word of the wait")
     (said,) = [one.getMessage() for one in caplog.records if "waiting for it" in one.getMessage()]
     assert said.startswith(f"{name} has the lock {path} since 20")
-    assert f"Z; waiting for it, 0 s so far and up to 24 hours more{advice}" in said
+    expected = rf"Z; waiting for it, \d+ s so far and up to 24 hours more{re.escape(advice)}"
+    assert re.search(expected, said), said
     await owner.release()
     await asyncio.wait_for(waiting, 60)
     await waiter.release()
@@ -233,7 +235,7 @@ async def test_what_is_asked_behind_a_free_lock_is_answered_under_it(
     def ask() -> None:
         asked.append(asyncio.ensure_future(members(store, path)))
 
-    for timeout_ms in (1_000, 0):
+    for timeout_ms in (60_000, 0):
         lock = DistributedLock(store, path, "me")
         assert await lock.acquire(timeout_ms, ask)
         assert lock.member_path.rpartition("/")[2] in await asked.pop()
@@ -241,7 +243,7 @@ async def test_what_is_asked_behind_a_free_lock_is_answered_under_it(
     holder = DistributedLock(other, path, "them")
     assert await holder.acquire(0)
     lock = DistributedLock(store, path, "me")
-    waiting = asyncio.ensure_future(lock.acquire(5_000, ask))
+    waiting = asyncio.ensure_future(lock.acquire(60_000, ask))
     await settled(waiting, other, path, 2)
     assert len(await asked.pop()) == 2  # Somebody was before us: with this answer in, they may leave.
     await holder.release()
@@ -256,7 +258,7 @@ async def test_a_free_lock_takes_one_round_trip() -> None:
     made: list[str] = []
     store.observe(lambda operation, path, seconds, error: made.append(operation))
     tree.stall()
-    acquiring = asyncio.ensure_future(DistributedLock(store, "/lock", "me").acquire(1_000))
+    acquiring = asyncio.ensure_future(DistributedLock(store, "/lock", "me").acquire(60_000))
     for _ in range(50):
         await asyncio.sleep(0)
     assert not acquiring.done()
@@ -281,7 +283,7 @@ async def test_what_was_asked_behind_a_first_try_that_failed_does_not_count(faul
 
     tree.inject = inject
     lock = DistributedLock(store, "/lock", "me")
-    assert not await lock.acquire(1_000)
+    assert not await lock.acquire(60_000)
     assert lock.held
     assert creations == 2
     assert len(await members(store, "/lock")) == 1
@@ -300,7 +302,7 @@ async def test_a_list_of_members_without_ours_is_no_reason_to_give_up() -> None:
 
     store.children = children  # type: ignore[method-assign]
     lock = DistributedLock(store, "/lock", "me")
-    assert not await lock.acquire(1_000)
+    assert not await lock.acquire(60_000)
     assert lock.held
     assert len(lists) == 2
 
@@ -443,7 +445,7 @@ async def test_a_lock_lost_with_its_session_is_acquired_again(
         return store.session_id != old_session
 
     await states.until(renewed)
-    assert await reconnected(store, 20_000)
+    assert await reconnected(store, 60_000)
     heard = Heard()
 
     async def queued_again() -> bool:
