@@ -192,7 +192,7 @@ class BookieCluster:
         client = WireClient()
         self.clients.append(client)
         address = bookie.address
-        client.link = await self.network.connect(address.host, address.port, client, timeout_ms=5000)
+        client.link = await self.network.connect(address.host, address.port, client, timeout_ms=60_000)
         return client
 
     async def stop(self, bookie: Bookie) -> None:

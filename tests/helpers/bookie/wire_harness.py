@@ -30,7 +30,7 @@ class PacketClient:
     async def connect(cls, cluster: BookieCluster, bookie: Bookie) -> PacketClient:
         client = cls()
         address = bookie.address
-        client.link = await cluster.network.connect(address.host, address.port, client, timeout_ms=5000)
+        client.link = await cluster.network.connect(address.host, address.port, client, timeout_ms=60_000)
         cluster.clients.append(client)  # type: ignore[arg-type]  # it is closed like the others
         return client
 

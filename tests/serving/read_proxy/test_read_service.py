@@ -255,8 +255,8 @@ async def test_a_log_that_does_not_exist_or_has_no_name_is_refused_and_may_come_
 async def test_a_read_waits_no_longer_than_its_client(read_world: ReadWorld):
     namespace = await read_world.namespace()
     await written(namespace, "log", [[b"a"]])
-    service = await read_world.proxy()
-    request = ReadBatch("log", ReadFrom.LATEST, wait_ms=60_000, context=RequestContext(timeout_ms=50))
+    service = await read_world.proxy(max_wait_ms=3_600_000, max_open_ms=3_600_000)
+    request = ReadBatch("log", ReadFrom.LATEST, wait_ms=3_600_000, context=RequestContext(timeout_ms=50))
     answer = await asyncio.wait_for(submitted(service, request, Caller("c")), 60)
     assert isinstance(answer, Delivery)
     assert answer.parts == ()

@@ -63,7 +63,7 @@ def peak_bytes(pid: int) -> int:
 
 async def connect(network: TcpNetwork, port: int) -> WireClient:
     client = WireClient()
-    client.link = await network.connect("127.0.0.1", port, client, timeout_ms=20_000)
+    client.link = await network.connect("127.0.0.1", port, client, timeout_ms=60_000)
     return client
 
 

@@ -31,7 +31,7 @@ def own_zookeeper(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
 
 async def talk(port: int, adds: range, reads: range) -> None:
     client = WireClient()
-    client.link = await TcpNetwork().connect("127.0.0.1", port, client, timeout_ms=5000)
+    client.link = await TcpNetwork().connect("127.0.0.1", port, client, timeout_ms=60_000)
     for number in adds:
         assert await client.add(entry(5, number)) == Status.EOK
     for number in reads:

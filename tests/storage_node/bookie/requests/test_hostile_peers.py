@@ -129,7 +129,7 @@ class Honest:
 
     async def _connect(self) -> WireClient:
         client = WireClient()
-        client.link = await self.network.connect("127.0.0.1", self.node.port, client, timeout_ms=20_000)
+        client.link = await self.network.connect("127.0.0.1", self.node.port, client, timeout_ms=60_000)
         return client
 
     async def round(self) -> None:
@@ -222,7 +222,7 @@ def a_ledger(node: Node) -> None:
 
     async def make() -> None:
         client = WireClient()
-        client.link = await TcpNetwork().connect("127.0.0.1", node.port, client, timeout_ms=20_000)
+        client.link = await TcpNetwork().connect("127.0.0.1", node.port, client, timeout_ms=60_000)
         for number in range(3):
             assert await client.add(entry(LEDGER, number)) is Status.EOK
         client.link.close()

@@ -219,7 +219,7 @@ async def test_a_long_poll_ends_when_its_ledger_is_collected(node: Node) -> None
     await node.add(1, range(2))
     client = WireClient()
     address = node.bookie.address
-    client.link = await TcpNetwork().connect(address.host, address.port, client, timeout_ms=5000)
+    client.link = await TcpNetwork().connect(address.host, address.port, client, timeout_ms=60_000)
     poll = client.send_poll(1, 5, 3_600_000)
     await until(lambda: node.bookie.storage.ledgers[1].waiters)
     await node.bookie.collect_garbage()
