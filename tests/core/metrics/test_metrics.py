@@ -14,8 +14,11 @@ import pyarrow as pa
 import pytest
 from helpers.logs import drained, written
 from helpers.paths import DOCS, ROOT
+from helpers.serving.proxy_world import LoopClock
+from helpers.virtual_time import virtual_time
 from helpers.waiting import until
 from helpers.worlds.memory_bookies import MemoryBookie
+from helpers.worlds.memory_cluster import MemoryCluster
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -238,7 +241,10 @@ async def test_reads_are_counted(memory_cluster, registry):
     assert _count(registry, "async_reader_delay_until_promise_satisfied") >= 1
 
 
-async def test_trouble_of_readers_is_counted(memory_cluster, registry):
+@virtual_time
+async def test_trouble_of_readers_is_counted(registry):
+    memory_cluster = MemoryCluster(clock=LoopClock())
+    await memory_cluster.start()
     namespace = await memory_cluster.namespace(
         statistics=Statistics(registry), skip_broken_entries=True, idle_error_ms=450, idle_warn_ms=420
     )
@@ -256,6 +262,7 @@ async def test_trouble_of_readers_is_counted(memory_cluster, registry):
     assert _value(registry, "async_reader_idle_reader_error_total") == 1
     assert _value(registry, "rare_paths_total", path="broken-entry-skipped") == 1
     assert _count(registry, "async_reader_delay_until_promise_satisfied", "false") == 1
+    await memory_cluster.stop()
 
 
 # ---------------------------------------------------------------------- segments and locks

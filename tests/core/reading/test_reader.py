@@ -9,7 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from helpers.logs import waits_at_tail
+from helpers.serving.proxy_world import LoopClock
+from helpers.virtual_time import virtual_time
 from helpers.waiting import until
+from helpers.worlds.memory_cluster import MemoryCluster
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import ROW_SCHEMA
@@ -254,13 +257,17 @@ async def test_closing_a_reader_ends_its_waiting_reads(namespace):
         await reader.read_next()
 
 
-async def test_a_reader_for_which_nothing_arrives_fails_after_its_threshold(memory_cluster):
+@virtual_time
+async def test_a_reader_for_which_nothing_arrives_fails_after_its_threshold():
+    memory_cluster = MemoryCluster(clock=LoopClock())
+    await memory_cluster.start()
     namespace = await memory_cluster.namespace(idle_error_ms=50)
     log = await _written(namespace, "idle", [[b"a"]])
     async with await log.open_reader() as reader:
         await reader.read_next()
         with pytest.raises(IdleReaderError):
             await reader.read_next()
+    await memory_cluster.stop()
 
 
 # ---------------------------------------------------------------------- columns

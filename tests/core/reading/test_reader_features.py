@@ -7,7 +7,10 @@ import logging
 from collections import Counter
 
 import pytest
+from helpers.serving.proxy_world import LoopClock
+from helpers.virtual_time import virtual_time
 from helpers.waiting import until
+from helpers.worlds.memory_cluster import MemoryCluster
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EntryBuilder, encode_record_set
@@ -190,7 +193,10 @@ async def test_a_gap_is_counted_also_where_it_fails_nobody(memory_cluster):
 # ---------------------------------------------------------------------- idleness
 
 
-async def test_idleness_is_counted_over_long_polls_and_reads_that_found_nothing(memory_cluster, caplog):
+@virtual_time
+async def test_idleness_is_counted_over_long_polls_and_reads_that_found_nothing(caplog):
+    memory_cluster = MemoryCluster(clock=LoopClock())
+    await memory_cluster.start()
     # A threshold of many long polls: each of them wakes the reader, and must not start the time anew.
     namespace = await memory_cluster.namespace(long_poll_ms=10, idle_warn_ms=60, idle_error_ms=200)
     log = await namespace.open_log("idle")
@@ -211,10 +217,11 @@ async def test_idleness_is_counted_over_long_polls_and_reads_that_found_nothing(
     assert sum("nothing has arrived" in record.message for record in caplog.records) == 1
     assert namespace.counters["reader-idle-warned"] == namespace.counters["reader-idle-failed"] == 1
     await writer.close()
+    await memory_cluster.stop()
 
 
 async def test_what_arrives_ends_idleness(memory_cluster):
-    namespace = await memory_cluster.namespace(long_poll_ms=10, idle_warn_ms=21, idle_error_ms=5000)
+    namespace = await memory_cluster.namespace(long_poll_ms=10, idle_warn_ms=21, idle_error_ms=600_000)
     log = await namespace.open_log("busy")
     writer = await log.open_writer()
     writer.write(1, b"x")

@@ -15,8 +15,8 @@ from storage_node.errors import NoSuchEntryError
 from storage_node.settings.client import ClientSettings
 
 CLIENT = ClientSettings(
-    add_entry_timeout_ms=3_000,
-    read_entry_timeout_ms=3_000,
+    add_entry_timeout_ms=30_000,
+    read_entry_timeout_ms=30_000,
     speculative_read_ms=300,
     long_poll_ms=500,
     vacancy_retry_ms=50,

@@ -24,8 +24,8 @@ from storage_node.settings.client import ClientSettings
 from storage_node.settings.placement import PlacementSettings
 
 SETTINGS = ClientSettings(
-    add_entry_timeout_ms=3_000,
-    read_entry_timeout_ms=3_000,
+    add_entry_timeout_ms=30_000,
+    read_entry_timeout_ms=30_000,
     speculative_read_ms=500,
     long_poll_ms=1_000,
     vacancy_retry_ms=100,
