@@ -24,12 +24,14 @@ from dlspark.serving.security.settings import SECURITY_CLASSES
 from dlspark.serving.write_proxy import settings as write_proxy
 from dlspark.spark.options.registry import OPTIONS, Option, scope_words
 from metadata.foundation.settings import Setting, defaults_of, markdown_table, properties_entry, settings_of, written
+from metadata.security.audit import AuditKeys
 from metadata.security.sasl.settings import ClientProofSettings, NodeProofSettings, SaslSettings
 from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.settings import client as ledger_client
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
 from storage_node.settings.files import bookie_conf
+from storage_node.settings.http import HttpTlsSettings
 from storage_node.settings.placement import PlacementSettings
 
 DIRECTORY: Final = "docs/settings"
@@ -208,19 +210,23 @@ PAGES: Final = (
         texts.STORAGE_NODE,
         _by_section(
             BookieSettings,
+            HttpTlsSettings,
             SecuritySettings,
             AdmissionSettings,
             SaslSettings,
             NodeProofSettings,
             ClientProofSettings,
+            AuditKeys,
             AutoRecoverySettings,
         ),
         defaults_of(BookieSettings)
+        | defaults_of(HttpTlsSettings)
         | defaults_of(SecuritySettings)
         | defaults_of(AdmissionSettings)
         | defaults_of(SaslSettings)
         | defaults_of(NodeProofSettings)
         | defaults_of(ClientProofSettings)
+        | defaults_of(AuditKeys)
         | defaults_of(AutoRecoverySettings),
     ),
     SettingsPage(
