@@ -188,6 +188,10 @@ class Authentication:
             return "no token is taken" if self._tokens is None else self._tokens.objection(proof.token)
         return None
 
+    def handshake_failed(self, peer: str, error: Exception) -> None:
+        """Note a connection that was refused before anything could be heard on it."""
+        self.refused(peer, f"no TLS: {error.message if isinstance(error, DistributedLogError) else error}")
+
     def refused(
         self, peer: str, why: str, advice: str | None = _WHAT_PROVES, proof: PeerProof | None = None
     ) -> NotAuthenticatedError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import random
 import socket
 import ssl
 import time
@@ -36,6 +37,7 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     WriteRecords,
 )
+from dlspark.serving.protocol.request_frames import encode_request
 from dlspark.serving.security.authentication import Authentication
 from dlspark.serving.security.credentials import ClientCredentials, client_credentials
 from dlspark.serving.security.settings import ProxySecurity
@@ -212,6 +214,10 @@ async def test_certificates_that_are_refused(secured: Secured, tmp_path: Path) -
     unknown = ClientCredentials(TlsIdentity(TlsFiles.of_folder(tmp_path / "foreign")))
     assert "may refuse what it was shown" in await refused(secured, unknown)
     assert "roles" in await refused(secured, secured.credentials("node-1", roles=["node"]))
+    reasons = [reason for reason, _ in secured.notes.refused]
+    assert sum("no certificate" in one for one in reasons) == 1
+    assert sum("certificate is refused" in one for one in reasons) == 1
+    assert any("roles" in reason and name == "node-1" for reason, name in secured.notes.refused)
     assert secured.service.requests == []
     async with connected(secured, secured.credentials("client-1", roles=["client"])) as client:
         assert await client.call(STREAM) == Done()  # others are not touched by that
@@ -475,6 +481,56 @@ async def test_a_client_with_a_renewed_certificate_is_stale_until_it_connects_an
         client.finish()
         assert await waiting == Done()
         await until(lambda: client.closed)
+
+
+# ---------------------------------------------------------------------- whatever is sent
+
+
+@pytest.mark.torture
+async def test_no_bytes_get_past_the_door_or_bring_it_down(
+    secured: Secured, rounds: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FramesClient, "_prove", _asks_nothing_first)
+    await secured.start()
+    seeded = random.Random(7)
+    context = secured.credentials().context()
+    hello = _client_hello(context)
+
+    async def send(data: bytes, *, under_tls: bool) -> None:
+        try:
+            _, writer = await asyncio.open_connection(
+                "127.0.0.1", secured.server.port, ssl=context if under_tls else None
+            )
+            writer.write(data)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+        except OSError:
+            pass
+
+    for _ in range(rounds or 4):
+        batch = []
+        for _ in range(10):
+            begun = bytearray(hello[: seeded.randrange(1, len(hello))])
+            begun[seeded.randrange(len(begun))] ^= 1 << seeded.randrange(8)
+            batch.append(send(bytes(begun) if seeded.random() < 0.7 else seeded.randbytes(200), under_tls=False))
+            frame = bytearray(b"".join(encode_request(seeded.randrange(1, 9), Handshake(token=seeded.randbytes(40)))))
+            frame[seeded.randrange(len(frame))] ^= 1 << seeded.randrange(8)
+            unproven = b"".join(encode_request(1, WriteRecords("orders", (b"x",))))
+            batch.append(send(bytes(frame) + unproven, under_tls=True))
+        await asyncio.gather(*batch)
+    assert secured.service.requests == []
+    monkeypatch.undo()
+    async with connected(secured, secured.credentials(token=secured.token())) as client:
+        assert await client.call(STREAM) == Done()
+
+
+def _client_hello(context: ssl.SSLContext) -> bytes:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
 
 
 # ---------------------------------------------------------------------- settings
