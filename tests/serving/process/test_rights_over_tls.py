@@ -21,6 +21,7 @@ from dlspark.serving.protocol.operations import (
     Answer,
     Delivery,
     Done,
+    Handshake,
     ReadBatch,
     ReadFrom,
     Refusal,
@@ -112,8 +113,9 @@ async def test_a_certificates_name_and_role_decide(secured: SecuredDoor) -> None
     assert is_denied(await report.call(WRITE))
     assert is_denied(await report.call(AcceptStreams(False)))
     assert isinstance(await operator.call(AcceptStreams(False)), Done)
-    assert [type(one) for one in secured.service.requests] == [WriteRecords, ReadBatch, AcceptStreams]
-    assert [one.session is not None for one in secured.service.callers] == [True] * 3
+    # Each client asks first whether the proxy takes what it has shown.
+    assert [type(one) for one in secured.service.requests] == [*[Handshake] * 3, WriteRecords, ReadBatch, AcceptStreams]
+    assert all(one.session is not None for one in secured.service.callers)
 
 
 async def test_a_right_that_is_withdrawn_ends_a_read_that_waits_over_an_open_connection(secured: SecuredDoor) -> None:
@@ -122,8 +124,8 @@ async def test_a_right_that_is_withdrawn_ends_a_read_that_waits_over_an_open_con
     await until(lambda: secured.door._book().rules.verbs)
     secured.service.hold = True
     reading = asyncio.ensure_future(report.call(READ))
-    await until(lambda: secured.service.requests)
+    await until(lambda: READ in secured.service.requests)
     await secured.rights.change(remove=[allowed("user:report", Verb.READ)])
     assert is_denied(await asyncio.wait_for(reading, 60))
     assert is_denied(await report.call(READ))
-    assert len(secured.service.requests) == 1
+    assert secured.service.requests.count(READ) == 1
