@@ -42,6 +42,7 @@ from dlspark.cli import (
     sandbox,
     schema_samples,
     schemas,
+    scram,
     sinks,
     tls,
 )
@@ -370,6 +371,11 @@ for name, command in (
 ):
     tls_app.command(name)(plain_errors(command))
 app.add_typer(tls_app, name="tls")
+
+scram_app = typer.Typer(help="Users of storage nodes that come by SCRAM.", no_args_is_help=True)
+for name, command in (("set", scram.set_user), ("remove", scram.remove_user), ("list", scram.list_users)):
+    scram_app.command(name)(plain_errors(command))
+app.add_typer(scram_app, name="scram")
 
 app.command("doctor")(plain_errors(doctor.doctor))
 app.command("write")(plain_errors(pipes.write))

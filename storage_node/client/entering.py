@@ -137,8 +137,11 @@ def client_security(settings: ClientSettings, environment: Mapping[str, str] | N
 
 
 def _error(link: Link, node: str, reason: object) -> SecureConnectionError:
-    text = reason.message if isinstance(reason, DistributedLogError) else reason
-    return insecure_error(f"the storage node {node} ({link.peer})", text, node=node)
+    if not isinstance(reason, DistributedLogError):
+        return insecure_error(f"the storage node {node} ({link.peer})", reason, node=node)
+    error = insecure_error(f"the storage node {node} ({link.peer})", reason.message, node=node)
+    error.advice = reason.advice or error.advice
+    return error
 
 
 class _Entering:

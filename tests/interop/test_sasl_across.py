@@ -18,6 +18,7 @@ from dlspark.testing.java_process import JavaTool
 from metadata.foundation.errors import DistributedLogError
 from storage_node.settings.client import ClientSettings
 
+pytestmark = pytest.mark.long
 OF_NODES = "org.apache.bookkeeper.sasl.SASLBookieAuthProviderFactory"
 OF_CLIENTS = "org.apache.bookkeeper.sasl.SASLClientProviderFactory"
 SECTION = "saslJaasClientSectionName"
