@@ -138,7 +138,7 @@ async def test_what_a_peer_does_not_read_is_copied_so_that_its_owner_has_the_mem
         memory.clear()
         received = await asyncio.get_running_loop().run_in_executor(None, _receive_all, peer, 16_000_000)
     assert received == b"z" * 16_000_000
-    await asyncio.wait_for(closed.wait(), 10)
+    await asyncio.wait_for(closed.wait(), 60)
     await listener.close()
 
 
