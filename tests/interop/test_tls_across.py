@@ -111,9 +111,8 @@ def secured(
     with ExitStack() as stack:
         theirs = JavaBookies(java, zk, root, folder / "theirs", 1, keys)
         stack.callback(theirs.stop_all)
-        nodes = [
-            OurBookie(zk, root, folder / f"ours-{number}", settings={**keys, "security": "on"}) for number in (1, 2)
-        ]
+        demands = {**keys, "security": "on", "zookeeper.client.secure": "false"}
+        nodes = [OurBookie(zk, root, folder / f"ours-{number}", settings=demands) for number in (1, 2)]
         for one in nodes:
             one.start()
             stack.callback(one.stop)

@@ -18,7 +18,7 @@ from metadata.security.identity import REVOKED_FILE
 from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.client.connections import ask_disk_space
 from storage_node.edge import FrameHandler, Link, Listener
-from storage_node.errors import BookieUnreachableError, LedgerRecoveryError, SecureConnectionError
+from storage_node.errors import BookieUnreachableError, LedgerRecoveryError, QuorumWriteError, SecureConnectionError
 from storage_node.protocol.decoding import decode_request
 from storage_node.protocol.encoding import encode_error_response
 from storage_node.protocol.frames import Buffer
@@ -143,6 +143,15 @@ async def test_a_role_that_is_not_let_in_is_told_so_by_the_client(world: World) 
     with pytest.raises(SecureConnectionError, match=r"the storage node strict .*refuses the request \(EUA\)"):
         await world.ask(nodes.client_security, "strict")
     await world.ask(world.client_of("proxy", roles=["proxy"]), "strict")
+
+
+async def test_a_writer_that_gets_nowhere_says_which_node_refused_it_and_why(world: World) -> None:
+    foreign = MintedAuthority("Somebody else's").issue("client")
+    settings = secured_by(write_folder(world.folder / "foreign", foreign, MintedAuthority("Nobody's").pem))
+    for security, why in [(OFF, "refuses the request"), (settings, "certificate is refused")]:
+        writer = await world.nodes.client(security=security).create(**a_ledger())
+        with pytest.raises(QuorumWriteError, match=f"the storage node node-0 .*could not be secured: .*{why}"):
+            await writer.add(b"x")
 
 
 async def test_a_plain_client_is_refused_and_ends_no_ledger_by_it(world: World) -> None:
