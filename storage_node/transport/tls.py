@@ -200,8 +200,20 @@ class TlsSocket:
             # Only a renegotiation has to read before it can write.
             raise TlsError("the peer asks for another handshake, which is refused") from None
         except (OSError, ValueError) as error:
-            raise tls_error(error) from error
+            raise self._said(error) from error
         return sent
+
+    def _said(self, error: Exception) -> TlsError:
+        """Return why the peer went, where it said so before it did: nothing can be sent to it, and that may be read."""
+        try:
+            self._tls.recv(1)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, ssl.SSLEOFError):
+            pass
+        except ssl.SSLError as alert:
+            return tls_error(alert)
+        except (OSError, ValueError):
+            pass
+        return tls_error(error)
 
     def say_end(self) -> None:
         """Tell the peer that nothing follows, if that can be sent at once."""

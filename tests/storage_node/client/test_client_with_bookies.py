@@ -177,7 +177,7 @@ async def test_ids_that_strangers_wrote_under_are_passed_over_and_such_ledgers_r
     nodes: Nodes, count: int
 ) -> None:
     taken = [bookie.address for bookie, _ in list(nodes.running.values())[:count]]
-    await write_as_stranger(taken, range(100))
+    await write_as_stranger(taken, range(100), nodes.client_security)
     client = nodes.client()
     deserted = await client.create()
     await deserted.abandon()
@@ -210,7 +210,7 @@ async def test_a_node_says_that_a_ledger_has_another_key_only_once_that_is_on_it
         await reached()
 
     journal.durable = held  # type: ignore[method-assign]
-    await write_as_stranger([bookie.address], [7])
+    await write_as_stranger([bookie.address], [7], nodes.client_security)
     await nodes.ledgers.create(7, LedgerMetadata(1, 1, 1, (Ensemble(0, (name,)),)))
     opening = asyncio.ensure_future(client.open(7, recover=True))
     done, _ = await asyncio.wait([opening], timeout=0.5)
@@ -221,7 +221,7 @@ async def test_a_node_says_that_a_ledger_has_another_key_only_once_that_is_on_it
 
 async def test_a_node_that_may_have_forgotten_a_ledger_never_says_that_it_has_another_key_i11(nodes: Nodes) -> None:
     name, (bookie, _) = next(iter(nodes.running.items()))
-    await write_as_stranger([bookie.address], [7])
+    await write_as_stranger([bookie.address], [7], nodes.client_security)
     bookie.storage.contents.lossy = True  # as after an unclean start
     await nodes.ledgers.create(7, LedgerMetadata(1, 1, 1, (Ensemble(0, (name,)),)))
     with pytest.raises(LedgerRecoveryError, match="nothing was cut off"):
