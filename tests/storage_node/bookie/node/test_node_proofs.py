@@ -58,3 +58,16 @@ def test_a_certificate_is_asked_for_by_its_roles(tmp_path: Path) -> None:
 def test_a_node_does_not_start_without_what_it_is_to_ask_for(proofs: NodeProofSettings, message: str) -> None:
     with pytest.raises(CallerError, match=message):
         node_security(settings(proofs))
+
+
+def test_digest_md5_without_tls_is_said_at_the_start(tmp_path: Path) -> None:
+    jaas = tmp_path / "jaas.conf"
+    jaas.write_text('Bookie { x.DigestLoginModule required user_bookkeeper="one"; };')
+    jaas.chmod(0o600)
+    with pytest.raises(BookieConfigurationError, match="nobody could enter"):
+        node_security(settings(NodeProofSettings(("sasl",), sasl=SaslSettings(str(jaas)))))
+    allowed = SaslSettings(str(jaas), digest_md5_without_tls=True)
+    assert node_security(settings(NodeProofSettings(("sasl",), sasl=allowed))).authenticators
+    folder = MintedAuthority().folder(tmp_path / "identity", "node-1", roles=["node"])
+    security = SecuritySettings(security="on", security_directory=str(folder))
+    assert node_security(settings(NodeProofSettings(("sasl",), sasl=SaslSettings(str(jaas))), security=security)).asks
