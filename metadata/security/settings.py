@@ -293,6 +293,7 @@ class SecuritySettings:
             ciphers=self.tls_enabled_cipher_suites,
             peers_prove=self.proves,
             names_checked=self.tls_hostname_verification_enabled,
+            reread=self.tls_cert_files_refresh_duration_s > 0,
         )
 
 

@@ -111,7 +111,7 @@ async def _serve(
         with _audit(settings) as audit:
             security = node_security(settings, audit=audit)
             bookie = Bookie(settings, store, network=network, disk=disk, security=security)
-            async with shown(settings, bookie):
+            async with shown(settings, bookie, audit):
                 return await _live(bookie, network, recovery, stopping)
     finally:
         await store.close()
