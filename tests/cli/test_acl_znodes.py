@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ from helpers.keeper_identities import KeeperAuthority
 from typer.testing import CliRunner
 
 from dlspark.cli.main import app
-from dlspark.sandbox.sandbox import NAMESPACE_PATH, initialise
+from dlspark.sandbox.sandbox import initialise
+from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.permissions import Action, Permissions, PermissionStore, RequestDeniedError
 from metadata.foundation.errors import NoAuthError
 from metadata.security.settings import SecuritySettings
@@ -27,7 +30,7 @@ from metadata.zookeeper.securing import open_session
 
 pytestmark = pytest.mark.processes
 
-PATH = NAMESPACE_PATH
+PATHS = (f"/namespace-{number}" for number in itertools.count())
 
 
 class MixedCluster:
@@ -36,11 +39,20 @@ class MixedCluster:
     def __init__(self, server: EmbeddedZooKeeper, identities: Path) -> None:
         self.server = server
         self.identities = identities
+        self.path = next(PATHS)
+
+    async def begin(self) -> None:
+        """Make the namespace, and a log in it."""
+        await initialise(self.server.address)
+        store = await ZooKeeperStore.connect(self.server.address)
+        await NamespaceStore(store, self.path).bind(Binding.for_cluster(self.server.address))
+        await LogStore(store, self.path).create("old")
+        await store.close()
 
     def acl_apply(self, *arguments: str, role: str = "node", status: int = 0) -> Any:
         switch = f"security=optional --set securityDirectory={self.identities / role}"
         command = ["acl", "apply", "--existing", "--yes", *arguments, "--output", "json", "--set", *switch.split()]
-        uri = f"distributedlog://{self.server.address}{PATH}"
+        uri = f"distributedlog://{self.server.address}{self.path}"
         done = CliRunner().invoke(app, command, env={"DLSPARK_URI": uri})
         assert done.exit_code == status, (done.output, done.stderr, done.exception)
         return json.loads(done.stdout)
@@ -63,55 +75,62 @@ class MixedCluster:
         return asyncio.run(run())
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[MixedCluster]:
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedZooKeeper, Path]]:
+    """One server for the module, and the folder of the identities."""
+    directory = tmp_path_factory.mktemp("mixed")
     authority = KeeperAuthority()
     for role in ("node", "operator", "zookeeper"):
-        folder = authority.issue(tmp_path / "identities" / role, role, role)
+        folder = authority.issue(directory / role, role, role)
         (folder / "zookeeper.secret").write_text("cluster:a-long-random-text\n")
         (folder / "zookeeper.secret").chmod(0o600)
     security = ServerSecurity.of_folder(
-        tmp_path / "identities/zookeeper", clients=ClientPort.BOTH, operator="CN=operator,OU=operator"
+        directory / "zookeeper", clients=ClientPort.BOTH, operator="CN=operator,OU=operator"
     )
-    with EmbeddedZooKeeper(tmp_path / "server", security=security) as server:
-        asyncio.run(initialise(server.address))
-        made = MixedCluster(server, tmp_path / "identities")
-        made.plainly(lambda store: LogStore(store, PATH).create("old"))
-        yield made
+    with EmbeddedZooKeeper(directory / "server", security=security) as server:
+        yield server, directory
+
+
+@pytest.fixture
+def cluster(mixed: tuple[EmbeddedZooKeeper, Path]) -> Iterator[MixedCluster]:
+    made = MixedCluster(*mixed)
+    asyncio.run(made.begin())
+    yield made
+    made.acl_apply("--open", "--all-lists", role="operator")  # the ledgers are the next test's, too
 
 
 def test_a_namespace_is_closed_and_opened_again(cluster: MixedCluster) -> None:
     planned = cluster.acl_apply("--dry-run")
     changes = [tree["changed"] for tree in planned["trees"]]
-    assert [tree["root"] for tree in planned["trees"]] == [PATH, "/ledgers"]
+    assert [tree["root"] for tree in planned["trees"]] == [cluster.path, "/ledgers"]
     assert min(changes) > 3
-    cluster.plainly(lambda store: store.put(PATH + "/old", b"still open", -1))
+    cluster.plainly(lambda store: store.put(cluster.path + "/old", b"still open", -1))
 
     done = cluster.acl_apply()
     assert [tree["changed"] for tree in done["trees"]] == changes
     assert [tree["changed"] for tree in cluster.acl_apply()["trees"]] == [0, 0]
-    for path in (PATH, PATH + "/old", "/ledgers/available"):
+    for path in (cluster.path, cluster.path + "/old", "/ledgers/available"):
         with pytest.raises(NoAuthError):
             cluster.plainly(lambda store, path=path: store.put(path, b"", -1))
         with pytest.raises(NoAuthError):
             cluster.plainly(lambda store, path=path: store.children(path))
-    cluster.securely(lambda store: LogStore(store, PATH).create("new"))
+    cluster.securely(lambda store: LogStore(store, cluster.path).create("new"))
 
     opened = cluster.acl_apply("--open")
     assert sum(tree["changed"] for tree in opened["trees"]) > sum(changes)
-    cluster.plainly(lambda store: LogStore(store, PATH).delete_tree("new"))
-    cluster.plainly(lambda store: store.put(PATH + "/old", b"open again", -1))
+    cluster.plainly(lambda store: LogStore(store, cluster.path).delete_tree("new"))
+    cluster.plainly(lambda store: store.put(cluster.path + "/old", b"open again", -1))
 
 
 def test_what_zookeeper_refuses_is_named_and_the_operator_can_do_it(cluster: MixedCluster) -> None:
     async def leave_one_behind(store: MetadataStore) -> None:
         assert isinstance(store, ZooKeeperStore)
-        await store.create(PATH + "/of-a-lost-identity")
-        await store.put_list(PATH + "/of-a-lost-identity", [AclEntry("x509", "CN=nobody")], -1)
+        await store.create(cluster.path + "/of-a-lost-identity")
+        await store.put_list(cluster.path + "/of-a-lost-identity", [AclEntry("x509", "CN=nobody")], -1)
 
     cluster.securely(leave_one_behind)
     done = cluster.acl_apply(status=3)
-    assert done["trees"][0]["refused"] == [PATH + "/of-a-lost-identity"]
+    assert done["trees"][0]["refused"] == [cluster.path + "/of-a-lost-identity"]
     assert [tree["changed"] for tree in cluster.acl_apply("--all-lists", role="operator")["trees"]] == [1, 0]
 
 
@@ -119,15 +138,15 @@ def test_denials_of_upstreams_format_keep_their_effect(cluster: MixedCluster) ->
     """They are read and enforced the same before, under and after lists; from outside nobody takes one away."""
 
     async def deny(store: MetadataStore) -> None:
-        await PermissionStore(store, PATH + "/.acl").set(Permissions(deny_write=True), "old")
+        await PermissionStore(store, cluster.path + "/.acl").set(Permissions(deny_write=True), "old")
 
     async def is_denied(store: MetadataStore) -> None:
         with pytest.raises(RequestDeniedError):
-            await PermissionStore(store, PATH + "/.acl").check("old", Action.WRITE)
-        await PermissionStore(store, PATH + "/.acl").check("old", Action.TRUNCATE)
+            await PermissionStore(store, cluster.path + "/.acl").check("old", Action.WRITE)
+        await PermissionStore(store, cluster.path + "/.acl").check("old", Action.TRUNCATE)
 
     async def allow(store: MetadataStore) -> None:
-        await PermissionStore(store, PATH + "/.acl").delete("old")
+        await PermissionStore(store, cluster.path + "/.acl").delete("old")
 
     cluster.plainly(deny)
     cluster.plainly(is_denied)
@@ -141,7 +160,7 @@ def test_denials_of_upstreams_format_keep_their_effect(cluster: MixedCluster) ->
 
 
 def test_without_existing_nothing_is_done(cluster: MixedCluster) -> None:
-    uri = f"distributedlog://{cluster.server.address}{PATH}"
+    uri = f"distributedlog://{cluster.server.address}{cluster.path}"
     done = CliRunner().invoke(app, ["acl", "apply", "--yes"], env={"DLSPARK_URI": uri})
     assert done.exit_code == 1
     assert "Give --existing" in done.stderr
