@@ -283,3 +283,14 @@ def test_what_does_not_fit_together_is_not_handed_to_the_server(authority: Keepe
     (identity / "key.pem").write_text("-----BEGIN EC PRIVATE KEY-----\n")
     with pytest.raises(CallerError, match="PKCS#8"):
         security.install(tmp_path / "server")
+
+
+def test_beyond_loopback_a_server_listens_secured_or_not_at_all(authority: KeeperAuthority, tmp_path: Path) -> None:
+    security = ServerSecurity.of_folder(authority.issue(tmp_path / "id"))
+    with pytest.raises(CallerError, match="without security"):
+        EmbeddedZooKeeper(tmp_path / "server", host="0.0.0.0")
+    server = EmbeddedZooKeeper(tmp_path / "server", host="0.0.0.0", security=security)
+    server.security = None
+    with pytest.raises(CallerError, match="without security"):
+        server.start()
+    assert not server.running
