@@ -214,7 +214,8 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         except Exception as error:  # see `_secured`
             raise CertificatesUnreadError(f"this process's certificates cannot be used: {error}") from error
         if reason is not None:
-            raise ServerRefusedError(f"the certificate of the server is not good any more: {reason}")
+            # With a number, as kazoo logs an OSError's text, which there is only beside one.
+            raise ServerRefusedError(errno.EACCES, f"the server's certificate is not good any more: {reason}")
 
     def create_connection(
         self, address: tuple[str, int], timeout: float | None = None, hostname: str | None = None, **_tls: object

@@ -194,7 +194,7 @@ async def test_a_session_goes_on_with_a_renewed_certificate_and_says_why_it_coul
 
 @pytest.mark.long
 async def test_a_server_whose_certificate_is_revoked_is_left_and_not_spoken_to_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("metadata.zookeeper.edge.JUDGE_EVERY_S", 0.05)
     minted = MintedAuthority()
@@ -210,6 +210,7 @@ async def test_a_server_whose_certificate_is_revoked_is_left_and_not_spoken_to_a
         replace_file(client / "revoked.pem", minted.revoke(pair, other))
         await states.wait(1)
         assert states.items == [SessionState.SUSPENDED]
+        assert "the server's certificate is not good any more" in caplog.text
         assert not await reconnected(store, 500)
         with pytest.raises(MetadataUnavailableError, match=r"is not accepted: certificate revoked"):
             await store.get("/")
