@@ -47,6 +47,7 @@ from dlspark.cli import (
     scram,
     sinks,
     tls,
+    tokens,
 )
 from dlspark.version import __version__
 from metadata.foundation.errors import CallerError, DistributedLogError
@@ -387,6 +388,11 @@ scram_app = typer.Typer(help="Users of storage nodes that come by SCRAM.", no_ar
 for name, command in (("set", scram.set_user), ("remove", scram.remove_user), ("list", scram.list_users)):
     scram_app.command(name)(plain_errors(command))
 app.add_typer(scram_app, name="scram")
+
+token_app = typer.Typer(help="Bearer tokens of one's own, for clients of proxies.", no_args_is_help=True)
+for name, command in (("key", tokens.key), ("issue", tokens.issue)):
+    token_app.command(name)(plain_errors(command))
+app.add_typer(token_app, name="token")
 
 app.command("doctor")(plain_errors(doctor.doctor))
 app.command("write")(plain_errors(pipes.write))
