@@ -45,6 +45,7 @@ from dlspark.cli import (
     schemas,
     sinks,
     tls,
+    tokens,
 )
 from dlspark.version import __version__
 from metadata.foundation.errors import CallerError, DistributedLogError
@@ -379,6 +380,11 @@ for name, command in (
 ):
     tls_app.command(name)(plain_errors(command))
 app.add_typer(tls_app, name="tls")
+
+token_app = typer.Typer(help="Bearer tokens of one's own, for clients of proxies.", no_args_is_help=True)
+for name, command in (("key", tokens.key), ("issue", tokens.issue)):
+    token_app.command(name)(plain_errors(command))
+app.add_typer(token_app, name="token")
 
 app.command("doctor")(plain_errors(doctor.doctor))
 app.command("write")(plain_errors(pipes.write))

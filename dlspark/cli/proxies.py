@@ -399,11 +399,14 @@ async def write_tier(at: At) -> AsyncIterator[tuple[AsyncNamespace, ProxyPeers, 
     """
     from dlspark.serving.process.membership import WRITE_PROXIES, read_members
     from dlspark.serving.process.peers import ProxyPeers
+    from dlspark.serving.security.credentials import client_credentials
     from metadata.store import join
     from storage_node.transport.tcp import TcpNetwork
 
-    peers = ProxyPeers(TcpNetwork())
     async with at.open() as namespace:
+        # What the command shows storage nodes it shows proxies as well; where security is off that is nothing.
+        credentials = client_credentials(namespace.settings.client_settings().security)
+        peers = ProxyPeers(TcpNetwork(), credentials_for=lambda _address: credentials)
         try:
             members = await read_members(namespace.store, join(namespace.uri.path, WRITE_PROXIES))
             yield namespace, peers, members

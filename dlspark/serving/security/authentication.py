@@ -25,6 +25,7 @@ from dlspark.serving.security.token_claims import ProvenToken
 from dlspark.serving.security.tokens import TokenVerifier
 from metadata.foundation.errors import DistributedLogError
 from metadata.security.audit import NOWHERE, Noted
+from metadata.security.identity import TlsMaterial
 from metadata.security.principals import Principal
 from metadata.security.proofs import NotAuthenticatedError
 from metadata.security.restrictions import Restrictions
@@ -39,6 +40,14 @@ _WHAT_PROVES: Final = "Give the client a certificate (securityDirectory), or a t
 
 class ServerIdentity(Protocol):
     """What a proxy is to its clients, and what it knows of their certificates: `TlsIdentity`."""
+
+    generation: int
+    """Goes up when files have changed."""
+
+    @property
+    def material(self) -> TlsMaterial:
+        """The contents of the files, for gRPC."""
+        ...
 
     def server_context(self) -> ssl.SSLContext:
         """Return the context of connections that come from now on."""

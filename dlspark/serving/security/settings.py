@@ -55,20 +55,25 @@ class ProxySecurity:
     grpc: GrpcTlsSettings = field(default_factory=GrpcTlsSettings)
     tokens: TokenSettings = field(default_factory=TokenSettings)
 
-    @classmethod
-    def of(cls, read: Mapping[type, Mapping[str, object]]) -> ProxySecurity:
-        """Return what a registry has read. Raises SettingsError for what contradicts itself."""
-        found = cls()
+    def changed(self, read: Mapping[type, Mapping[str, object]]) -> ProxySecurity:
+        """Return the same with what a registry has read. Raises SettingsError for what contradicts itself."""
+        found = self
         for name, kind in zip(("tls", "admission", "grpc", "tokens"), SECURITY_CLASSES, strict=True):
             try:
                 if kind in read:
-                    found = replace(found, **{name: kind(**read[kind])})
+                    found = replace(found, **{name: replace(getattr(found, name), **read[kind])})
             except SettingsError:
                 raise
             except CallerError as error:
                 raise SettingsError(error.message, advice=error.advice) from error
         found.check()
         return found
+
+    @property
+    def for_namespace(self) -> dict[str, str]:
+        """The switch as the log library has it, for what this process asks of ZooKeeper and of storage nodes."""
+        given = {"security": self.tls.security, "securityDirectory": self.tls.security_directory}
+        return {key: value for key, value in given.items() if value}
 
     def check(self) -> None:
         """Raise SettingsError for what contradicts itself."""
