@@ -31,6 +31,7 @@ from storage_node.settings import client as ledger_client
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
 from storage_node.settings.files import bookie_conf
+from storage_node.settings.http import HttpTlsSettings
 from storage_node.settings.placement import PlacementSettings
 
 DIRECTORY: Final = "docs/settings"
@@ -209,6 +210,7 @@ PAGES: Final = (
         texts.STORAGE_NODE,
         _by_section(
             BookieSettings,
+            HttpTlsSettings,
             SecuritySettings,
             AdmissionSettings,
             SaslSettings,
@@ -218,6 +220,7 @@ PAGES: Final = (
             AutoRecoverySettings,
         ),
         defaults_of(BookieSettings)
+        | defaults_of(HttpTlsSettings)
         | defaults_of(SecuritySettings)
         | defaults_of(AdmissionSettings)
         | defaults_of(SaslSettings)

@@ -30,6 +30,7 @@ from storage_node.settings.bookie import BookieSettings
 from storage_node.settings.files import NodeFile
 
 if TYPE_CHECKING:
+    from metadata.store import MetadataStore
     from storage_node.settings.autorecovery import AutoRecoverySettings
 
 GC_THRESHOLDS = (20_000, 20, 50)
@@ -98,19 +99,19 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 async def _serve(
     settings: BookieSettings, network: Network | None, disk: Disk | None, recovery: AutoRecoverySettings | None
 ) -> int:
-    from metadata.zookeeper.client import ZooKeeperStore
+    from metadata.zookeeper.securing import open_session
 
     check_listening(settings)  # before anything is waited for
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    store = await ZooKeeperStore.connect(settings.zk_servers, session_timeout_ms=settings.zk_timeout_ms)
+    store = await open_session(settings.zk_servers, settings.security, session_timeout_ms=settings.zk_timeout_ms)
     try:
         with _audit(settings) as audit:
             security = node_security(settings, audit=audit)
             bookie = Bookie(settings, store, network=network, disk=disk, security=security)
-            async with shown(settings, bookie):
+            async with shown(settings, bookie, audit):
                 return await _live(bookie, network, recovery, stopping)
     finally:
         await store.close()
@@ -168,13 +169,13 @@ async def _recovering(
     if recovery is None:
         yield
         return
-    from metadata.zookeeper.client import ZooKeeperStore
+    from metadata.zookeeper.securing import open_session
     from storage_node.autorecovery.daemon import AutoRecovery
 
-    store: ZooKeeperStore | None = None
+    store: MetadataStore | None = None
     daemon: AutoRecovery | None = None
     try:
-        store = await ZooKeeperStore.connect(settings.zk_servers, session_timeout_ms=settings.zk_timeout_ms)
+        store = await open_session(settings.zk_servers, settings.security, session_timeout_ms=settings.zk_timeout_ms)
         daemon = AutoRecovery(recovery, store, settings.zk_ledgers_root_path, bookie_id=bookie_id, network=network)
         await daemon.start()
     except DistributedLogError as error:

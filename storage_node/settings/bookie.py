@@ -18,6 +18,7 @@ from metadata.security.sasl.settings import NodeProofSettings
 from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.errors import BookieConfigurationError
 from storage_node.protocol.frames import MAX_FRAME_BYTES
+from storage_node.settings.http import HttpTlsSettings
 
 MIB: Final = 1024 * 1024
 MIN_SLAB_BYTES: Final = 256 * 1024
@@ -335,6 +336,8 @@ class BookieSettings:
     )
     is_throttle_by_bytes: bool = setting(FLAG, False, "isThrottleByBytes", "Limit compaction by bytes, not by entries")
 
+    http_tls: HttpTlsSettings = field(default_factory=HttpTlsSettings)
+    """How its pages over HTTP are secured."""
     security: SecuritySettings = field(default_factory=SecuritySettings)
     """What the node proves itself with, and whom it believes."""
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)

@@ -33,12 +33,14 @@ from storage_node.errors import BookieConfigurationError
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
 from storage_node.settings.client import ClientSettings
+from storage_node.settings.http import HttpTlsSettings
 from storage_node.settings.placement import PlacementSettings
 
 BOOKIE_CONF: Final = "conf/bookie.conf, which `dlspark bookie init` writes,"
 REGISTRY: Final = Registry(
     [
         BookieSettings,
+        HttpTlsSettings,
         AutoRecoverySettings,
         PlacementSettings,
         SecuritySettings,
@@ -102,12 +104,14 @@ class NodeFile:
             admission = AdmissionSettings(**self._given(AdmissionSettings))  # type: ignore[arg-type]
             proofs = NodeProofSettings(**self._given(NodeProofSettings), sasl=self._sasl())  # type: ignore[arg-type]
             audit = AuditKeys(**self._given(AuditKeys))  # type: ignore[arg-type]
+            http = HttpTlsSettings(**self._given(HttpTlsSettings))  # type: ignore[arg-type]
             return BookieSettings(
                 **given,  # type: ignore[arg-type]
                 security=self.security(),
                 admission=admission,
                 proofs=proofs,
                 audit=audit,
+                http_tls=http,
             )
 
     def auto_recovery(self) -> AutoRecoverySettings:
@@ -207,6 +211,7 @@ _HEAD: Final = """\
 """
 _IN_FILE: Final = (
     BookieSettings,
+    HttpTlsSettings,
     SecuritySettings,
     AdmissionSettings,
     SaslSettings,
