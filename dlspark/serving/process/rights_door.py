@@ -63,12 +63,12 @@ from metadata.security.audit import Noted
 from metadata.security.principals import Principal, Scheme
 from metadata.security.proofs import NotAuthenticatedError
 from metadata.security.restrictions import UNRESTRICTED, Restrictions
-from metadata.security.rights import VISIBLE, Decision, RuleBook, Verb
+from metadata.security.rights import MAX_LOG_CHARS, VISIBLE, Decision, RuleBook, Verb
 
 PROXY_ROLE: Final = "proxy"
 """The role in the certificate of a proxy: it may ask another one to take a log over."""
-MAX_KNOWN: Final = 1024
-"""Logs that are remembered of one caller."""
+MAX_KNOWN: Final = 64
+"""Logs that are remembered of one caller: with the longest names, and of all connections, some hundred MB."""
 PROVED: Final[tuple[Verb, ...]] = ()
 """Whoever has proved who they are may ask this."""
 
@@ -214,7 +214,7 @@ class RightsDoor:
         stream: str | None = getattr(request, "stream", None)
         decision, error = self._judge(caller, kind, verbs, stream)
         known = self._known.get(caller)
-        if known is not None and error is None:
+        if known is not None and error is None and stream is not None and len(stream) <= MAX_LOG_CHARS:
             if len(known.allowed) >= MAX_KNOWN:
                 known.allowed.clear()
             known.allowed.add((kind, stream))

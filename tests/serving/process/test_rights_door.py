@@ -339,6 +339,14 @@ def test_what_is_remembered_of_a_caller_ends_with_rules_proof_and_restrictions(k
     assert entrance.door._known == {}
 
 
+def test_a_long_name_is_not_remembered_of_a_caller() -> None:
+    entrance = Entrance("allow user:alice write *")
+    caller = Caller("a:1", ALICE)
+    entrance.begin(WriteRecords("a", (b"x",)), caller)
+    assert not is_denied(entrance.begin(WriteRecords("a" * 100_000, (b"x",)), caller)[0])
+    assert entrance.door._known[caller].allowed == {(WriteRecords, "a")}
+
+
 def test_what_is_remembered_of_a_caller_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rights_door, "MAX_KNOWN", 3)
     entrance = Entrance("allow user:alice write *")
