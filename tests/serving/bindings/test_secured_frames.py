@@ -157,7 +157,7 @@ async def test_a_certificate_proves_who_the_client_is(secured: Secured) -> None:
     await secured.start(proves=True)
     async with connected(secured, secured.credentials("client-1", roles=["client"])) as client:
         assert await client.call(STREAM) == Done()
-    (caller,) = secured.service.callers
+    caller = secured.service.callers[-1]
     assert caller.principal is not None
     assert (caller.principal.name, caller.principal.roles, caller.restrictions) == ("client-1", {"client"}, None)
     assert secured.notes.refused == []
@@ -184,7 +184,14 @@ async def test_a_token_takes_the_place_of_a_certificate(secured: Secured) -> Non
 # ---------------------------------------------------------------------- who is not let in
 
 
-async def test_nobody_is_refused_request_by_request_and_then_closed(secured: Secured) -> None:
+async def _asks_nothing_first(self: FramesClient, credentials: ClientCredentials, timeout_ms: int) -> None:
+    """What a client of another project does, or an attacker."""
+
+
+async def test_nobody_is_refused_request_by_request_and_then_closed(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FramesClient, "_prove", _asks_nothing_first)
     await secured.start(first_request_ms=300)
     client = await secured.client(secured.credentials())
     for request in (STREAM, Handshake(), WriteRecords("orders", (b"x",))):
@@ -201,9 +208,9 @@ async def test_certificates_that_are_refused(secured: Secured, tmp_path: Path) -
     await secured.start(proves=True, roles=frozenset({"client"}))
     foreign = MintedAuthority("Another authority")
     write_folder(tmp_path / "foreign", foreign.issue("client-1", roles=["client"]), secured.authority.pem)
-    assert "certificate" in await refused(secured, secured.credentials())
+    assert "may refuse what it was shown" in await refused(secured, secured.credentials())
     unknown = ClientCredentials(TlsIdentity(TlsFiles.of_folder(tmp_path / "foreign")))
-    assert "authority" in await refused(secured, unknown)
+    assert "may refuse what it was shown" in await refused(secured, unknown)
     assert "roles" in await refused(secured, secured.credentials("node-1", roles=["node"]))
     assert secured.service.requests == []
     async with connected(secured, secured.credentials("client-1", roles=["client"])) as client:
@@ -224,7 +231,7 @@ async def test_a_revoked_certificate_is_refused(secured: Secured) -> None:
     replace_file(secured.folder / "proxy" / "revoked.pem", secured.authority.revoke(pair))
     await secured.start(proves=True)
     credentials = ClientCredentials(TlsIdentity(TlsFiles.of_folder(secured.folder / "client-1")))
-    assert "revoked" in await refused(secured, credentials)
+    assert "may refuse what it was shown" in await refused(secured, credentials)
     assert secured.service.requests == []
 
 
@@ -251,7 +258,8 @@ async def test_tokens_that_are_refused(secured: Secured) -> None:
         assert await client.call(STREAM) == Done()
 
 
-async def test_whoever_guesses_tokens_is_closed_after_three(secured: Secured) -> None:
+async def test_whoever_guesses_tokens_is_closed_after_three(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FramesClient, "_prove", _asks_nothing_first)
     await secured.start()
     client = await secured.client(secured.credentials())
     answers = await asyncio.gather(*(client.call(Handshake(token=b"a.b.%d" % number)) for number in range(5)))
