@@ -21,7 +21,6 @@ from typer.core import TyperGroup
 
 from dlspark.cli import (
     acl,
-    acl_znodes,
     autorecovery,
     bookies,
     cluster,
@@ -324,7 +323,6 @@ acl_app.command("remove")(plain_errors(acl.remove))
 acl_app.command("list")(plain_errors(acl.list_rules))
 acl_app.command("check")(plain_errors(acl.check))
 acl_app.command("mend")(plain_errors(acl.mend))
-acl_app.command("apply")(plain_errors(acl_znodes.apply))
 app.add_typer(acl_app, name="acl")
 
 sink_app = typer.Typer(help="Spark's sinks: what they have published, what failed attempts left.", no_args_is_help=True)
@@ -384,15 +382,15 @@ for name, command in (
     tls_app.command(name)(plain_errors(command))
 app.add_typer(tls_app, name="tls")
 
-scram_app = typer.Typer(help="Users of storage nodes that come by SCRAM.", no_args_is_help=True)
-for name, command in (("set", scram.set_user), ("remove", scram.remove_user), ("list", scram.list_users)):
-    scram_app.command(name)(plain_errors(command))
-app.add_typer(scram_app, name="scram")
-
 token_app = typer.Typer(help="Bearer tokens of one's own, for clients of proxies.", no_args_is_help=True)
 for name, command in (("key", tokens.key), ("issue", tokens.issue)):
     token_app.command(name)(plain_errors(command))
 app.add_typer(token_app, name="token")
+
+scram_app = typer.Typer(help="Users of storage nodes that come by SCRAM.", no_args_is_help=True)
+for name, command in (("set", scram.set_user), ("remove", scram.remove_user), ("list", scram.list_users)):
+    scram_app.command(name)(plain_errors(command))
+app.add_typer(scram_app, name="scram")
 
 app.command("doctor")(plain_errors(doctor.doctor))
 app.command("write")(plain_errors(pipes.write))
