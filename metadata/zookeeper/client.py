@@ -72,6 +72,7 @@ _LOG: Final = logging.getLogger(__name__)
 _KAZOO_LOG: Final = logging.getLogger(f"{__name__}.kazoo")
 # Below warnings it logs a dozen lines for each session, which call for no action.
 _KAZOO_LOG.setLevel(logging.WARNING)
+_KAZOO_LOG.addFilter(lambda record: "auth=" not in record.getMessage())  # it logs requests whole, passwords too
 _KAZOO_LOG.addHandler(logging.NullHandler())  # errors and states report lost connections, not the terminal
 MAX_IN_FLIGHT: Final = 128
 """Requests handed to kazoo at a time. It wakes its thread by one byte on a socket pair for each, and a full one would
