@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from dlspark.cli import (
+    acl,
     autorecovery,
     bookies,
     cluster,
@@ -42,6 +43,7 @@ from dlspark.cli import (
     sandbox,
     schema_samples,
     schemas,
+    scram,
     sinks,
     tls,
 )
@@ -314,6 +316,14 @@ regions_app.command("allow")(plain_errors(regions.allow))
 regions_app.command("move")(plain_errors(region_moves.move))
 app.add_typer(regions_app, name="regions")
 
+acl_app = typer.Typer(help="Rights: who may do what with logs through proxies, and why.", no_args_is_help=True)
+acl_app.command("add")(plain_errors(acl.add))
+acl_app.command("remove")(plain_errors(acl.remove))
+acl_app.command("list")(plain_errors(acl.list_rules))
+acl_app.command("check")(plain_errors(acl.check))
+acl_app.command("mend")(plain_errors(acl.mend))
+app.add_typer(acl_app, name="acl")
+
 sink_app = typer.Typer(help="Spark's sinks: what they have published, what failed attempts left.", no_args_is_help=True)
 sink_app.command("list")(plain_errors(sinks.list_sinks))
 sink_app.command("sweep")(plain_errors(sinks.sweep_sinks))
@@ -370,6 +380,11 @@ for name, command in (
 ):
     tls_app.command(name)(plain_errors(command))
 app.add_typer(tls_app, name="tls")
+
+scram_app = typer.Typer(help="Users of storage nodes that come by SCRAM.", no_args_is_help=True)
+for name, command in (("set", scram.set_user), ("remove", scram.remove_user), ("list", scram.list_users)):
+    scram_app.command(name)(plain_errors(command))
+app.add_typer(scram_app, name="scram")
 
 app.command("doctor")(plain_errors(doctor.doctor))
 app.command("write")(plain_errors(pipes.write))

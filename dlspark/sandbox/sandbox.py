@@ -534,9 +534,10 @@ async def initialise(servers: str, quorums: tuple[int, int, int] | None = None) 
     from metadata.bookkeeper.ledgers import LedgerStore
     from metadata.distributedlog.bindings import Binding
     from metadata.distributedlog.namespaces import NamespaceStore, NotBoundError
-    from metadata.zookeeper.client import ZooKeeperStore
+    from metadata.security.settings import SecuritySettings
+    from metadata.zookeeper.securing import open_session
 
-    store = await ZooKeeperStore.connect(servers)
+    store = await open_session(servers, SecuritySettings())
     try:
         await LedgerStore(store, LEDGERS_PATH).format()
         namespace = NamespaceStore(store, NAMESPACE_PATH)

@@ -76,6 +76,13 @@ class IssuedName:
     days: int
     certificates: tuple[IssuedCertificate, ...] = field(default=())
     """The newest one last."""
+    java_roles: bool = False
+    """Roles stand in one organisational unit, `0:role1,role2`, the only form that BookKeeper's bookies read."""
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The organisational units of its certificates' subject."""
+        return (f"0:{','.join(self.roles)}",) if self.java_roles else self.roles
 
     @property
     def is_revoked(self) -> bool:
@@ -170,8 +177,19 @@ class CertificateAuthority:
             )
         return found
 
-    def issue(self, name: str, roles: Sequence[str], hosts: Sequence[str] = (), days: int = LEAF_DAYS) -> IssuedName:
-        """Make a certificate for a new name, and its identity folder. Raises IdentityError; nothing was made then."""
+    def issue(
+        self,
+        name: str,
+        roles: Sequence[str],
+        hosts: Sequence[str] = (),
+        days: int = LEAF_DAYS,
+        *,
+        java_roles: bool = False,
+    ) -> IssuedName:
+        """Make a certificate for a new name, and its identity folder. Raises IdentityError; nothing was made then.
+
+        `java_roles`: as bookies of Apache BookKeeper read them (`authorizedRoles` of its BookieAuthZFactory).
+        """
         if name in self._names:
             raise IdentityError(
                 f"{name!r} has a certificate already; nothing was made",
@@ -192,16 +210,28 @@ class CertificateAuthority:
                 f"a {listening[0]} is connected to by its host's name, and none is given; nothing was made",
                 advice="Give --host for each name and address by which it is reached",
             )
+        for host in hosts:
+            check_host(host)
         check_place(self.place / name)
-        return self._make(IssuedName(name, tuple(dict.fromkeys(roles)), tuple(dict.fromkeys(hosts)), days))
+        self.refresh_lists()
+        return self._make(
+            IssuedName(name, tuple(dict.fromkeys(roles)), tuple(dict.fromkeys(hosts)), days, (), java_roles)
+        )
 
     def renew(self, name: str, days: int | None = None) -> IssuedName:
-        """Make a new key and certificate with a name's roles and hosts; the old ones hold until they end.
+        """Renew one name, as `renew_all`."""
+        (made,) = self.renew_all([name], days)
+        return made
 
-        Raises IdentityError; the old folder is there then.
+    def renew_all(self, names: Sequence[str], days: int | None = None) -> list[IssuedName]:
+        """Make new keys and certificates with the names' roles and hosts; the old ones hold until they end.
+
+        Raises IdentityError: before anything is made, for a name that is unknown; else some may be renewed, and the
+        others have their old folders.
         """
-        found = self.named(name)
-        return self._make(found if days is None else replace(found, days=days))
+        wanted = [self.named(name) for name in dict.fromkeys(names)]
+        self.refresh_lists()
+        return [self._make(one if days is None else replace(one, days=days)) for one in wanted]
 
     def revoke(self, name: str) -> IssuedName:
         """Take all certificates of a name back: they are in the list from now on, here and in the folders beside.
@@ -243,7 +273,7 @@ class CertificateAuthority:
         above, signing_key = self._signer(library)
         ends = min(now + timedelta(days=wanted.days), above.not_valid_after_utc)
         key = library.ec.generate_private_key(library.ec.SECP256R1())
-        subject = library.name([*(("OU", role) for role in wanted.roles), ("CN", wanted.name)])
+        subject = library.name([*(("OU", unit) for unit in wanted.units), ("CN", wanted.name)])
         builder = (
             library.builder(subject, above.subject, key.public_key(), now - _SKEW, ends)
             .add_extension(library.x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -265,7 +295,6 @@ class CertificateAuthority:
         kept = tuple(one for one in wanted.certificates if one.ends > now)
         self._names[wanted.name] = replace(wanted, certificates=(*kept, made))
         self._write_register()
-        self.refresh_lists()
         files = {
             CERTIFICATE_FILE: library.pem(certificate),
             KEY_FILE: library.key_pem(key),
@@ -346,6 +375,7 @@ class CertificateAuthority:
                 "roles": list(one.roles),
                 "hosts": list(one.hosts),
                 "days": one.days,
+                "java_roles": one.java_roles,
                 "certificates": [
                     {
                         "serial": f"{made.serial:x}",
@@ -381,6 +411,7 @@ class CertificateAuthority:
                         )
                         for made in row["certificates"]
                     ),
+                    bool(row.get("java_roles", False)),
                 )
                 for name, row in found["names"].items()
             }

@@ -22,7 +22,6 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -51,6 +50,7 @@ from metadata.security.identity_files import (
     key_of,
     load_pair,
     moment_text,
+    open_to_all,
     openssl_reason,
     password_of,
     read_file,
@@ -104,6 +104,8 @@ class TlsFiles:
     """A server demands a certificate of each client."""
     names_checked: bool = True
     """A client demands that the server's certificate names the host that it was asked to connect to."""
+    reread: bool = True
+    """Files that change are taken over; else they are read once."""
     key_type: str = PEM
     """`pem`, `jks` or `pkcs12`."""
     authorities_type: str = PEM
@@ -189,7 +191,7 @@ class TlsIdentity:
         self._clock = clock
         self._lock = threading.Lock()
         self._warned = ""
-        self._warned_of_end: CertificateFacts | None = None
+        self._warned_of_end: set[str] = set()
         self._settled = False
         self._signatures: tuple[FileSignature, ...] = ()
         self._ever_trusted: set[Name] = set()
@@ -197,8 +199,8 @@ class TlsIdentity:
         self._current = self._make(material, None)
         self._ever_trusted |= self._current.trusted
         self._warn_of_end()
-        for path in (files.key, files.key_password, files.authorities_password):
-            if path and os.stat(path).st_mode & stat.S_IRWXO:
+        for path in (files.key, files.key_password):
+            if path and open_to_all(path):
                 logger.warning("everybody on this host may read the private key, or its password: chmod o= %s", path)
 
     @property
@@ -239,6 +241,8 @@ class TlsIdentity:
         """
         with self._lock:
             self._warn_of_end()
+            if not self.files.reread:
+                return False
             if self._settled and self._look() == self._signatures:
                 return False
             before = self._current
@@ -279,7 +283,9 @@ class TlsIdentity:
             return f"it ended at {moment_text(facts.not_after_s)}"
         if now < facts.not_before_s:
             return f"it begins at {moment_text(facts.not_before_s)} only"
-        if facts.issuer in self._ever_trusted and facts.issuer not in current.trusted:
+        # By its own name, too: a trust store may have the certificates of single peers.
+        names = {facts.issuer, facts.subject}
+        if names & self._ever_trusted and not names & current.trusted:
             return f"its authority, {facts.issuer_text}, is not believed any more"
         for one in current.lists or ():
             if one.issuer != facts.issuer:
@@ -485,17 +491,22 @@ class TlsIdentity:
             except ssl.SSLError as error:
                 raise file_error(self.files.revoked, f"it cannot be used: {openssl_reason(error)}") from error
 
+    def endings(self) -> list[str]:
+        """Return what of this identity ends soon, and with it every connection, in words."""
+        now, own = self._clock(), self._current.own
+        found: list[str] = []
+        if own is not None and own.ends_soon(now):
+            found.append(f"the certificate of {own.subject_text} ends at {moment_text(own.not_after_s)}")
+        for one in self._current.lists or ():
+            if one.ends_soon(now) and one.next_update_s is not None:
+                found.append(f"the revocation list of {one.issuer_text} ends at {moment_text(one.next_update_s)}")
+        return found
+
     def _warn_of_end(self) -> None:
-        """Say once of each certificate of one's own that it ends soon."""
-        own, now = self._current.own, self._clock()
-        if own is not None and own is not self._warned_of_end and own.ends_soon(now):
-            self._warned_of_end = own
-            logger.warning(
-                "the certificate of %s ends at %s; nobody believes it any more then. Renew it: dlspark tls renew [%s]",
-                own.subject_text,
-                moment_text(own.not_after_s),
-                self._own_place,
-            )
+        for said in self.endings():
+            if said not in self._warned_of_end:
+                self._warned_of_end.add(said)
+                logger.warning("%s, and nobody is let in any more then; renew it: dlspark tls renew", said)
 
     def _until(self) -> str:
         own = self._current.own

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -97,6 +98,14 @@ def file_signature(path: str) -> FileSignature:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def open_to_all(path: str) -> bool:
+    """Return whether every user of this host may read, or change, a file."""
+    try:
+        return bool(os.stat(path).st_mode & stat.S_IRWXO)
+    except OSError:
+        return False  # who needs it will say so
 
 
 def read_file(path: str, limit: int = MAX_FILE_BYTES) -> bytes:

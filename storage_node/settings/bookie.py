@@ -12,6 +12,7 @@ from typing import Final
 from metadata.bookkeeper.topology import check_location
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, WORDS, required, setting
+from metadata.security.audit import AuditKeys
 from metadata.security.listening import LOOPBACK, insecure_listen_setting
 from metadata.security.sasl.settings import NodeProofSettings
 from metadata.security.settings import AdmissionSettings, SecuritySettings
@@ -343,6 +344,8 @@ class BookieSettings:
     """Whom it lets in, of those who have proved who they are."""
     proofs: NodeProofSettings = field(default_factory=NodeProofSettings)
     """What it asks of them beside a certificate."""
+    audit: AuditKeys = field(default_factory=AuditKeys)
+    """Where it notes whom it let in, and whom it refused."""
 
     def __post_init__(self) -> None:
         for key, directories in (

@@ -26,6 +26,7 @@ from metadata.foundation.settings import (
     properties_entry,
     settings_of,
 )
+from metadata.security.audit import AuditKeys
 from metadata.security.sasl.settings import ClientProofSettings, NodeProofSettings, SaslSettings
 from metadata.security.settings import REFUSED_SECURITY, AdmissionSettings, SecuritySettings
 from storage_node.errors import BookieConfigurationError
@@ -47,6 +48,7 @@ REGISTRY: Final = Registry(
         SaslSettings,
         NodeProofSettings,
         ClientProofSettings,
+        AuditKeys,
     ],
     BookieConfigurationError,
     page=BOOKIE_CONF,
@@ -101,8 +103,16 @@ class NodeFile:
                     raise BookieConfigurationError(f"{info.key} is not set", advice=f"{info.key}: {info.meaning}")
             admission = AdmissionSettings(**self._given(AdmissionSettings))  # type: ignore[arg-type]
             proofs = NodeProofSettings(**self._given(NodeProofSettings), sasl=self._sasl())  # type: ignore[arg-type]
+            audit = AuditKeys(**self._given(AuditKeys))  # type: ignore[arg-type]
             http = HttpTlsSettings(**self._given(HttpTlsSettings))  # type: ignore[arg-type]
-            return BookieSettings(**given, http_tls=http, security=self.security(), admission=admission, proofs=proofs)  # type: ignore[arg-type]
+            return BookieSettings(
+                **given,  # type: ignore[arg-type]
+                security=self.security(),
+                admission=admission,
+                proofs=proofs,
+                audit=audit,
+                http_tls=http,
+            )
 
     def auto_recovery(self) -> AutoRecoverySettings:
         """Return auto-recovery's settings, with those of its ledger client. Raises BookieConfigurationError."""
@@ -207,6 +217,7 @@ _IN_FILE: Final = (
     SaslSettings,
     NodeProofSettings,
     ClientProofSettings,
+    AuditKeys,
     AutoRecoverySettings,
 )
 _EXAMPLES: Final = {

@@ -380,11 +380,11 @@ async def test_those_that_wait_to_be_secured_are_bounded_in_number_and_in_time(
         for sock in idle:
             sock.setblocking(False)
         for sock in idle[:2]:
-            assert await asyncio.wait_for(_ended(loop, sock), 10)
+            assert await asyncio.wait_for(_ended(loop, sock), 60)
         client = Peer()
         await secure(await served.connect(client), terms_of_client())
         for sock in idle[2:]:
-            assert await asyncio.wait_for(_ended(loop, sock), 10)
+            assert await asyncio.wait_for(_ended(loop, sock), 60)
             sock.close()
         for sock in idle[:2]:
             sock.close()
@@ -463,7 +463,7 @@ class OpenSsl:
         """Have it do something, and wait until it says so: what is typed meanwhile would be lost."""
         self.say(letter + b"\n")
         assert self._process.stdout is not None
-        await asyncio.wait_for(self._process.stdout.readuntil(done), 30)
+        await asyncio.wait_for(self._process.stdout.readuntil(done), 60)
 
     async def end(self) -> bytes:
         assert self._process.stdin is not None

@@ -1,6 +1,6 @@
 """Stores of Java's two kinds give their key and certificates, or say why not; nothing of a key leaves memory.
 
-That real stores are as these ones: test_real_stores.py.
+That real stores are as these ones: test_real_key_stores.py.
 """
 
 from __future__ import annotations
