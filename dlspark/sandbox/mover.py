@@ -121,7 +121,7 @@ class SandboxMover:
                 stderr=log,
                 start_new_session=True,
                 cwd=self._folder,
-                env=child_environment() | self._environment,
+                env={**child_environment(), **self._environment},
             )
 
     def kill(self) -> None:
