@@ -14,6 +14,8 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── NotBoundError                  *   no namespace is bound at the path
     │   ├── NamespaceInUseError            *   a namespace with logs is unbound only by force
     │   ├── RequestDeniedError             *   403: the namespace's access control denies it
+    │   ├── IdentityError                  *   one's own certificates, keys or stores cannot be used
+    │   │   └── NoExtraError               *   a library that they need is not installed
     │   ├── NotAuthenticatedError          *   403: who asks has not proved who they are, or the proof has ended
     │   ├── NoAuthError                    *   505: ZooKeeper's access control refuses this session (`zkAclId`)
     │   ├── InvalidLogNameError            *   602: the name cannot be a log's
@@ -30,6 +32,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── OperationNotServedError            501: the proxy does not serve this kind of request
     │   └── LogNotFoundError               *   510: the log does not exist
     ├── NotAppliedError                        definitely not applied; state is as before
+    │   ├── PeerRefusedError               *   the other end has not proved that it may be there
     │   ├── LogExistsError                 *   522: another client has just created the log
     │   ├── OwnershipAcquireFailedError    *   302: another client (`owner`) writes the log
     │   ├── LockingError                   *   504: the lock is not held
@@ -128,6 +131,7 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
     SessionExpiredError,
 )
+from metadata.security.errors import IdentityError, NoExtraError, PeerRefusedError
 from metadata.security.proofs import NotAuthenticatedError
 from storage_node.errors import DigestError, NotEnoughBookiesError
 
@@ -449,6 +453,7 @@ __all__ = [
     "DuplicateLogError",
     "EndOfStreamError",
     "EvolutionError",
+    "IdentityError",
     "IdleReaderError",
     "InvalidEntryError",
     "InvalidLogNameError",
@@ -463,6 +468,7 @@ __all__ = [
     "MissingExtraError",
     "NamespaceInUseError",
     "NoAuthError",
+    "NoExtraError",
     "NoSchemaError",
     "NotAppliedError",
     "NotAuthenticatedError",
@@ -477,6 +483,7 @@ __all__ = [
     "OutcomeUnknownError",
     "OverCapacityError",
     "OwnershipAcquireFailedError",
+    "PeerRefusedError",
     "PositionGapError",
     "ProducerError",
     "ProducerFencedError",

@@ -143,6 +143,9 @@ class TlsTerms:
     server_side: bool = False
     limit_s: float = 10.0
     """The handshake is cut after so many seconds."""
+    plain_behind: Callable[[bytes], bool] | None = None
+    """Of a server: takes the body of one short frame that came in plain before the handshake, and returns whether it
+    may be there. None: nothing may."""
 
 
 @runtime_checkable

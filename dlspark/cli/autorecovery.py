@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dlspark.cli.cluster import (
+    ClusterPlace,
     ConfOption,
     LedgersPathOption,
-    Place,
     UriOption,
     ZooKeeperOption,
     in_cluster,
@@ -86,7 +86,7 @@ def status(
     typer.echo(json.dumps(asdict(found), indent=2) if output is Output.JSON else "\n".join(status_lines(found)))
 
 
-def _switch(place: Place, output: Output, *, on: bool) -> None:
+def _switch(place: ClusterPlace, output: Output, *, on: bool) -> None:
     from storage_node.autorecovery.status import switch
 
     changed = in_cluster(place, lambda store, root: switch(store, root, on=on))

@@ -6,7 +6,7 @@ import json
 import textwrap
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import typer
 
@@ -18,12 +18,22 @@ from metadata.foundation.times import time_text
 
 if TYPE_CHECKING:
     from dlspark.core.administration.cluster import ClusterStatus, NodeStatus
+    from metadata.security.settings import SecuritySettings
     from metadata.store import MetadataStore
     from storage_node.autorecovery.status import RecoveryStatus
 
 T = TypeVar("T")
-Place = tuple[str, str]
-"""ZooKeeper servers, and the root of the ledgers there."""
+
+
+class ClusterPlace(NamedTuple):
+    """Which cluster is worked on?"""
+
+    servers: str
+    root: str
+    """Of its ledgers, at these servers."""
+    security: SecuritySettings | None = None
+    """How its ZooKeeper is spoken to; None: as this process's settings for namespaces say."""
+
 
 WIDTH = 80
 _SHORT_NAME = 28
@@ -123,12 +133,12 @@ def status(
 # ---------------------------------------------------------------------- where
 
 
-def named_place(conf: Path | None, zookeeper: str | None, ledgers_path: str, uri: str | None) -> Place:
+def named_place(conf: Path | None, zookeeper: str | None, ledgers_path: str, uri: str | None) -> ClusterPlace:
     """Return the cluster that the options name, else that of the namespace. Raises CallerError, NotBoundError."""
     return _place(conf, zookeeper, ledgers_path) if conf or zookeeper else _place_of(uri)
 
 
-def _place(conf: Path | None, zookeeper: str | None, ledgers_path: str) -> Place:
+def _place(conf: Path | None, zookeeper: str | None, ledgers_path: str) -> ClusterPlace:
     """Return the cluster that the options name. Raises CallerError for none or both."""
     if (conf is None) == (zookeeper is None):
         raise CallerError(
@@ -136,14 +146,15 @@ def _place(conf: Path | None, zookeeper: str | None, ledgers_path: str) -> Place
             advice="Give --zookeeper HOST:PORT (and --ledgers-path), or --conf FILE, a storage node's properties",
         )
     if zookeeper is not None:
-        return zookeeper, ledgers_path
+        return ClusterPlace(zookeeper, ledgers_path)
     from storage_node.settings.files import NodeFile
 
-    where = NodeFile.read(str(conf)).metadata()
-    return where.zk_servers, where.zk_ledgers_root_path
+    file = NodeFile.read(str(conf))
+    where = file.metadata()
+    return ClusterPlace(where.zk_servers, where.zk_ledgers_root_path, file.security())
 
 
-def _place_of(uri: str | None) -> Place:
+def _place_of(uri: str | None) -> ClusterPlace:
     """Return the cluster of a namespace, as its binding says. Raises CallerError, NotBoundError."""
     import asyncio
 
@@ -159,23 +170,27 @@ def _place_of(uri: str | None) -> Place:
         return await NamespaceStore(store, parsed.path).resolve()
 
     binding = asyncio.run(_connected(servers, resolve))
-    return binding.bk_servers.replace(";", ","), binding.ledgers_path
+    return ClusterPlace(binding.bk_servers.replace(";", ","), binding.ledgers_path)
 
 
-def in_cluster(place: Place, work: Callable[[MetadataStore, str], Awaitable[T]]) -> T:
+def in_cluster(place: ClusterPlace, work: Callable[[MetadataStore, str], Awaitable[T]]) -> T:
     """Do `work` with a session with the cluster's ZooKeeper and the root of the ledgers there, and return its
     result.
     """
     import asyncio
 
-    servers, root = place
-    return asyncio.run(_connected(servers, lambda store: work(store, root)))
+    return asyncio.run(_connected(place.servers, lambda store: work(store, place.root), place.security))
 
 
-async def _connected(servers: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
-    from metadata.zookeeper.client import ZooKeeperStore
+async def _connected(
+    servers: str, work: Callable[[MetadataStore], Awaitable[T]], security: SecuritySettings | None = None
+) -> T:
+    from dlspark.core.settings.settings import Settings
+    from metadata.zookeeper.securing import open_session
 
-    store = await ZooKeeperStore.connect(servers)
+    if security is None:
+        security = Settings.from_environment().client_settings().security
+    store = await open_session(servers, security)
     try:
         return await work(store)
     finally:
@@ -185,7 +200,7 @@ async def _connected(servers: str, work: Callable[[MetadataStore], Awaitable[T]]
 # ---------------------------------------------------------------------- how it is printed
 
 
-def _as_json(place: Place, found: ClusterStatus) -> dict[str, Json]:
+def _as_json(place: ClusterPlace, found: ClusterStatus) -> dict[str, Json]:
     from dataclasses import asdict
 
     return {
@@ -216,7 +231,7 @@ def _node_json(node: NodeStatus) -> dict[str, Json]:
     }
 
 
-def _echo_status(place: Place, found: ClusterStatus) -> None:
+def _echo_status(place: ClusterPlace, found: ClusterStatus) -> None:
     from dlspark.core.administration.cluster import NodeState
 
     counts = ", ".join(f"{found.count(state)} {state.value}" for state in NodeState)

@@ -20,12 +20,14 @@ def doctor(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Look for what would keep dlspark from working here: interpreters of Spark's workers, Java, modules in the way,
-    ports, descriptors, disks, the clock, the namespace. Exits with 3 if something fails; nothing is changed."""
+    ports, descriptors, disks, the clock, certificates, the namespace. Exits with 3 if something fails. Nothing is
+    changed."""
     from dlspark.cli.doctor_checks import (
         CheckOutcome,
         check_clock,
         check_descriptors,
         check_disk,
+        check_identity,
         check_java,
         check_namespace,
         check_ports,
@@ -46,6 +48,7 @@ def doctor(
         *check_ports(place),
         *check_disk(place),
         *check_clock(),
+        *check_identity(),
         *check_namespace(uri),
     ]
     rows: list[Json] = [

@@ -218,6 +218,34 @@ def check_clock() -> Iterator[CheckFinding]:
         yield ok("clock", shown)
 
 
+def check_identity() -> Iterator[CheckFinding]:
+    """Look at what this user's commands and clients prove themselves with, by settings and environment."""
+    from dlspark.core.settings.settings import Settings
+    from metadata.security.settings import SecurityMode, client_identity
+
+    try:
+        settings = Settings.from_environment().client_settings().security
+        identity = client_identity(settings)
+    except DistributedLogError as error:
+        yield fail("identity", str(error), error.advice or "docs/security.md says what an identity folder has")
+        return
+    if identity is None:
+        yield ok("identity", "security is off: connections are plain, and nobody proves who they are")
+        return
+    own = identity.own_certificate
+    whose = f"{own.subject_text} by {own.issuer_text}" if own is not None else "no certificate of one's own"
+    for said in identity.endings():
+        yield warn("identity", said, "dlspark tls renew, and give the new folder out")
+    if settings.client_mode() is SecurityMode.OPTIONAL:
+        yield warn(
+            "identity",
+            f"{whose}; servers that do not speak TLS are spoken to in plain",
+            "Set security=on once all of them are changed over",
+        )
+    else:
+        yield ok("identity", whose)
+
+
 # ---------------------------------------------------------------------- the namespace
 
 

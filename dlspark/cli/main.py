@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from dlspark.cli import (
+    acl,
     autorecovery,
     bookies,
     cluster,
@@ -313,6 +314,14 @@ regions_app.command("disallow")(plain_errors(regions.disallow))
 regions_app.command("allow")(plain_errors(regions.allow))
 regions_app.command("move")(plain_errors(region_moves.move))
 app.add_typer(regions_app, name="regions")
+
+acl_app = typer.Typer(help="Rights: who may do what with logs through proxies, and why.", no_args_is_help=True)
+acl_app.command("add")(plain_errors(acl.add))
+acl_app.command("remove")(plain_errors(acl.remove))
+acl_app.command("list")(plain_errors(acl.list_rules))
+acl_app.command("check")(plain_errors(acl.check))
+acl_app.command("mend")(plain_errors(acl.mend))
+app.add_typer(acl_app, name="acl")
 
 sink_app = typer.Typer(help="Spark's sinks: what they have published, what failed attempts left.", no_args_is_help=True)
 sink_app.command("list")(plain_errors(sinks.list_sinks))

@@ -20,15 +20,18 @@ from dlspark.core.settings import settings as logs
 from dlspark.core.settings.log_setting import LogSetting
 from dlspark.serving.client import settings as thin_client
 from dlspark.serving.read_proxy.settings import ReadProxySettings
+from dlspark.serving.security.settings import SECURITY_CLASSES
 from dlspark.serving.write_proxy import settings as write_proxy
 from dlspark.spark.options.registry import OPTIONS, Option, scope_words
 from metadata.foundation.settings import Setting, defaults_of, markdown_table, properties_entry, settings_of, written
+from metadata.security.audit import AuditKeys
 from metadata.security.sasl.settings import ClientProofSettings, NodeProofSettings, SaslSettings
 from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.settings import client as ledger_client
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
 from storage_node.settings.files import bookie_conf
+from storage_node.settings.http import HttpTlsSettings
 from storage_node.settings.placement import PlacementSettings
 
 DIRECTORY: Final = "docs/settings"
@@ -155,6 +158,9 @@ def _by_section(*owners: type) -> tuple[PageGroup, ...]:
     return tuple(PageGroup(title, infos) for title, infos in sections.items())
 
 
+_SECURITY_DEFAULTS = {key: value for kind in SECURITY_CLASSES for key, value in defaults_of(kind).items()}
+
+
 def _features() -> str:
     rows = ((f"`{name}`", f"{effect}.") for name, effect in KNOWN_FEATURES.items())
     return "\n".join(markdown_table(("feature", "effect"), rows))
@@ -204,19 +210,23 @@ PAGES: Final = (
         texts.STORAGE_NODE,
         _by_section(
             BookieSettings,
+            HttpTlsSettings,
             SecuritySettings,
             AdmissionSettings,
             SaslSettings,
             NodeProofSettings,
             ClientProofSettings,
+            AuditKeys,
             AutoRecoverySettings,
         ),
         defaults_of(BookieSettings)
+        | defaults_of(HttpTlsSettings)
         | defaults_of(SecuritySettings)
         | defaults_of(AdmissionSettings)
         | defaults_of(SaslSettings)
         | defaults_of(NodeProofSettings)
         | defaults_of(ClientProofSettings)
+        | defaults_of(AuditKeys)
         | defaults_of(AutoRecoverySettings),
     ),
     SettingsPage(
@@ -224,8 +234,11 @@ PAGES: Final = (
         "a write proxy",
         "its `--conf FILE`, `DLSPARK_SET_<key>`, `--set`",
         texts.WRITE_PROXY,
-        _titled(write_proxy.GROUPS, {write_proxy.StreamLimitKeys: texts.STREAM_LIMITS}),
-        defaults_of(write_proxy.WriteProxySettings),
+        (
+            *_titled(write_proxy.GROUPS, {write_proxy.StreamLimitKeys: texts.STREAM_LIMITS}),
+            *_by_section(*SECURITY_CLASSES),
+        ),
+        defaults_of(write_proxy.WriteProxySettings) | _SECURITY_DEFAULTS,
         refused=write_proxy.WITHOUT_MEANING,
         refused_head=texts.WRITE_PROXY_REFUSED,
         conf=ConfFile("conf/write_proxy.conf", texts.WRITE_PROXY_CONF),
@@ -235,16 +248,16 @@ PAGES: Final = (
         "a read proxy",
         "its `--conf FILE`, `--set`",
         texts.READ_PROXY,
-        _by_section(ReadProxySettings),
-        defaults_of(ReadProxySettings),
+        _by_section(ReadProxySettings, *SECURITY_CLASSES),
+        defaults_of(ReadProxySettings) | _SECURITY_DEFAULTS,
     ),
     SettingsPage(
         "thin-client",
         "a client of the proxies, which needs no ZooKeeper",
         "a mapping, or a properties file",
         texts.THIN_CLIENT,
-        _by_section(thin_client.ThinClientSettings),
-        defaults_of(thin_client.ThinClientSettings),
+        _by_section(thin_client.ThinClientSettings, SecuritySettings),
+        defaults_of(thin_client.ThinClientSettings) | defaults_of(SecuritySettings),
         refused=thin_client.WITHOUT_MEANING,
         refused_head=_DISTRIBUTEDLOG,
     ),

@@ -79,11 +79,7 @@ def renew(
 
     with CertificateAuthority.open_in(directory) as authority:
         wanted = names or [one.name for one in authority.names() if not one.is_revoked]
-        for name in wanted:
-            authority.named(name)  # a name that is unknown is said before anything is made
-        made = [authority.renew(name, days) for name in dict.fromkeys(wanted)]
-        if not made:
-            authority.refresh_lists()
+        made = authority.renew_all(wanted, days)
     _print_names(directory, made, output, f"{counted(len(made), 'certificate was', 'certificates were')} renewed:")
 
 

@@ -230,14 +230,15 @@ def _ledgers_apart(settings: Settings) -> bool:
 
 async def connect_logs(servers: str, settings: Settings, connect_timeout_ms: int = CONNECT_TIMEOUT_MS) -> MetadataStore:
     """Return a session for logs on `servers` ("host:port,host:port"). Raises MetadataUnavailableError."""
-    # Imported here: everything else works over any metadata store, without a ZooKeeper client installed.
-    from metadata.zookeeper.client import ZooKeeperStore
+    # Imported here: everything else works over any metadata store.
+    from metadata.zookeeper.securing import open_session
 
-    return await ZooKeeperStore.connect(
+    return await open_session(
         servers,
+        settings.client_settings().security,
         session_timeout_ms=settings.zk_session_timeout_s * 1000,
         connect_timeout_ms=connect_timeout_ms,
-        acl_id=settings.zk_acl_id or None,
+        acl_id=settings.zk_acl_id,
         requests_per_second=settings.zk_request_rate,
         retry_policy=settings.zk_retry_policy,
     )
@@ -247,13 +248,14 @@ async def connect_ledgers(
     servers: str, settings: Settings, connect_timeout_ms: int = CONNECT_TIMEOUT_MS
 ) -> MetadataStore:
     """Return a session for ledgers on `servers`. Raises MetadataUnavailableError."""
-    from metadata.zookeeper.client import ZooKeeperStore
+    from metadata.zookeeper.securing import open_session
 
-    return await ZooKeeperStore.connect(
+    return await open_session(
         servers,
+        settings.client_settings().security,
         session_timeout_ms=settings.client_settings().zk_timeout_ms or settings.bkc_zk_session_timeout_s * 1000,
         connect_timeout_ms=connect_timeout_ms,
-        acl_id=settings.zk_acl_id or None,
+        acl_id=settings.zk_acl_id,
         restrict=False,
         requests_per_second=settings.bkc_zk_request_rate,
         retry_policy=settings.bkc_zk_retry_policy,

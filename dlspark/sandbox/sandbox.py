@@ -56,7 +56,6 @@ from metadata.zookeeper.embedded import TICK_MS, EmbeddedZooKeeper
 
 if TYPE_CHECKING:
     from dlspark.sandbox.security import SandboxSecurity
-    from metadata.security.identity import TlsIdentity
 
 LEDGERS_PATH = "/ledgers"
 COPIES = 3
@@ -481,8 +480,8 @@ class Sandbox(OpenedHere):
 
         copies = min(COPIES, self.node_count)
         quorums = None if copies == COPIES else (copies, copies, min(copies, ACKNOWLEDGED))
-        tls = None if self._security is None else self._security.operator()
-        Runtime.shared().run(initialise(self.zookeeper_address, quorums, tls))
+        security = None if self._security is None else self._security.operator()
+        Runtime.shared().run(initialise(self.zookeeper_address, quorums, security))
 
     def _configure(self, index: int) -> Path:
         """Write a node's configuration; returns its file."""
@@ -577,14 +576,15 @@ def _secured(directory: Path) -> SandboxSecurity:
 
 async def initialise(servers: str, quorums: tuple[int, int, int] | None = None, tls: TlsIdentity | None = None) -> None:
     """Format the BookKeeper tree and bind the namespace; both are left alone where they exist, but for `quorums`: the
-    ensemble size, write quorum and ack quorum of writers whose settings do not say others. `tls`: who does it, where
-    ZooKeeper is secured."""
+    ensemble size, write quorum and ack quorum of writers whose settings do not say others. `security`: who does it,
+    where ZooKeeper is secured."""
     from metadata.bookkeeper.ledgers import LedgerStore
     from metadata.distributedlog.bindings import Binding
     from metadata.distributedlog.namespaces import NamespaceStore, NotBoundError
-    from metadata.zookeeper.client import ZooKeeperStore
+    from metadata.security.settings import SecuritySettings
+    from metadata.zookeeper.securing import open_session
 
-    store = await ZooKeeperStore.connect(servers, tls=tls)
+    store = await open_session(servers, security or SecuritySettings())
     try:
         await LedgerStore(store, LEDGERS_PATH).format()
         namespace = NamespaceStore(store, NAMESPACE_PATH)

@@ -7,7 +7,6 @@ settings `security=on` and `securityDirectory`; an operator's is `operator_folde
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -15,8 +14,7 @@ from typing import Final
 
 from dlspark.sandbox.state import LOCAL_HOST, SECURITY_FOLDER
 from metadata.security.authority import FIRST_ROLES, SERVER_ROLES, CertificateAuthority
-from metadata.security.identity import TlsFiles, TlsIdentity
-from metadata.security.settings import VARIABLE
+from metadata.security.settings import VARIABLE, SecuritySettings
 from metadata.zookeeper.secure_server import ServerSecurity
 
 HOSTS: Final = ("localhost", LOCAL_HOST)
@@ -72,10 +70,6 @@ class SandboxSecurity:
         """Return how the ZooKeeper server is secured; the operator is its super user."""
         return ServerSecurity.of_folder(self.folder("zookeeper"), operator=_OPERATOR)
 
-    def operator(self) -> TlsIdentity:
-        """Return what metadata are initialised with."""
-        return TlsIdentity(TlsFiles.of_folder(str(self.operator_folder)))
-
-    def client_context(self) -> ssl.SSLContext:
-        """Return what looks whether something listens."""
-        return self.operator().client_context()
+    def operator(self) -> SecuritySettings:
+        """Return as whom metadata are initialised."""
+        return SecuritySettings(security="on", security_directory=str(self.operator_folder))

@@ -192,16 +192,26 @@ class CertificateAuthority:
                 f"a {listening[0]} is connected to by its host's name, and none is given; nothing was made",
                 advice="Give --host for each name and address by which it is reached",
             )
+        for host in hosts:
+            check_host(host)
         check_place(self.place / name)
+        self.refresh_lists()
         return self._make(IssuedName(name, tuple(dict.fromkeys(roles)), tuple(dict.fromkeys(hosts)), days))
 
     def renew(self, name: str, days: int | None = None) -> IssuedName:
-        """Make a new key and certificate with a name's roles and hosts; the old ones hold until they end.
+        """Renew one name, as `renew_all`."""
+        (made,) = self.renew_all([name], days)
+        return made
 
-        Raises IdentityError; the old folder is there then.
+    def renew_all(self, names: Sequence[str], days: int | None = None) -> list[IssuedName]:
+        """Make new keys and certificates with the names' roles and hosts; the old ones hold until they end.
+
+        Raises IdentityError: before anything is made, for a name that is unknown; else some may be renewed, and the
+        others have their old folders.
         """
-        found = self.named(name)
-        return self._make(found if days is None else replace(found, days=days))
+        wanted = [self.named(name) for name in dict.fromkeys(names)]
+        self.refresh_lists()
+        return [self._make(one if days is None else replace(one, days=days)) for one in wanted]
 
     def revoke(self, name: str) -> IssuedName:
         """Take all certificates of a name back: they are in the list from now on, here and in the folders beside.
@@ -265,7 +275,6 @@ class CertificateAuthority:
         kept = tuple(one for one in wanted.certificates if one.ends > now)
         self._names[wanted.name] = replace(wanted, certificates=(*kept, made))
         self._write_register()
-        self.refresh_lists()
         files = {
             CERTIFICATE_FILE: library.pem(certificate),
             KEY_FILE: library.key_pem(key),

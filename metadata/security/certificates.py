@@ -91,6 +91,11 @@ class RevocationList:
     """None: the list does not say when the next one comes."""
     serials: frozenset[int]
 
+    def ends_soon(self, now_s: float) -> bool:
+        """Return whether less than a third of its time is left."""
+        end = self.next_update_s
+        return end is not None and end - now_s < (end - self.this_update_s) / 3
+
 
 @dataclass(frozen=True, slots=True)
 class PemBlock:

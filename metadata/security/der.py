@@ -2,7 +2,7 @@
 
 Certificates are verified by OpenSSL, and nothing here verifies any. What is read here is what `ssl` does not say:
 names, serial numbers and times of a certificate that has been verified already, and of revocation lists. Every fault of
-the encoding is a `DerError`, never a guess. Source: ITU-T X.690, sections 8 and 10.
+the encoding is a `DerError`, never a guess. Source: ITU-T X.690.
 """
 
 from __future__ import annotations

@@ -24,18 +24,14 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 from metadata.security.certificates import (
-    CERTIFICATE,
-    KEY_LABELS,
     REVOCATIONS,
     CertificateFacts,
     Name,
-    PemBlock,
     RevocationList,
     pem_blocks,
     read_certificate,
@@ -43,7 +39,25 @@ from metadata.security.certificates import (
 )
 from metadata.security.ciphers import apply_ciphers, apply_protocols
 from metadata.security.errors import IdentityError, PeerRefusedError
+from metadata.security.identity_files import (
+    FileSignature,
+    blocks_of,
+    certificates_of,
+    facts_of,
+    file_error,
+    file_signature,
+    in_memory,
+    key_of,
+    load_pair,
+    moment_text,
+    open_to_all,
+    openssl_reason,
+    password_of,
+    read_file,
+)
 from metadata.security.principals import Principal, PrincipalMapping
+from metadata.security.secrets import Secret
+from metadata.security.stores import StoreError, authorities_of_store, key_of_store, store_error
 
 logger = logging.getLogger(__name__)
 
@@ -51,15 +65,12 @@ CERTIFICATE_FILE: Final = "certificate.pem"
 KEY_FILE: Final = "key.pem"
 AUTHORITIES_FILE: Final = "authorities.pem"
 REVOKED_FILE: Final = "revoked.pem"
-MAX_FILE_BYTES: Final = 8 * 1024 * 1024
-MAX_PASSWORD_BYTES: Final = 1024
+PEM: Final = "pem"
 _READINGS: Final = 5
 """How often files are read that change while they are read, before that is given up until the next look."""
 _SETTLED_S: Final = 2.0
 """A file that was changed so short a time ago may change again without another time of change: clocks of file systems
 are coarse."""
-
-_FileSignature = tuple[int, int, int] | None
 
 
 class TlsConnection(Protocol):
@@ -93,11 +104,16 @@ class TlsFiles:
     """A server demands a certificate of each client."""
     names_checked: bool = True
     """A client demands that the server's certificate names the host that it was asked to connect to."""
-    key_type: str = "pem"
+    reread: bool = True
+    """Files that change are taken over; else they are read once."""
+    key_type: str = PEM
     """`pem`, `jks` or `pkcs12`."""
-    authorities_type: str = "pem"
+    authorities_type: str = PEM
     authorities_password: str = ""
     """The file with the authorities' store's password; empty: it has none."""
+    key_secret: Secret | None = None
+    """The key's, or the store's, password itself, where settings hold it; so is the next one."""
+    authorities_secret: Secret | None = None
 
     @classmethod
     def of_folder(cls, folder: str | os.PathLike[str]) -> TlsFiles:
@@ -175,14 +191,21 @@ class TlsIdentity:
         self._clock = clock
         self._lock = threading.Lock()
         self._warned = ""
-        self._warned_of_end: CertificateFacts | None = None
+        self._warned_of_end: set[str] = set()
         self._settled = False
-        self._signatures: tuple[_FileSignature, ...] = ()
+        self._signatures: tuple[FileSignature, ...] = ()
         self._ever_trusted: set[Name] = set()
         material = self._read(None)
         self._current = self._make(material, None)
         self._ever_trusted |= self._current.trusted
         self._warn_of_end()
+        for path in (files.key, files.key_password):
+            if path and open_to_all(path):
+                logger.warning("everybody on this host may read the private key, or its password: chmod o= %s", path)
+
+    @property
+    def _own_place(self) -> str:
+        return self.files.certificate or self.files.key
 
     @property
     def material(self) -> TlsMaterial:
@@ -218,6 +241,8 @@ class TlsIdentity:
         """
         with self._lock:
             self._warn_of_end()
+            if not self.files.reread:
+                return False
             if self._settled and self._look() == self._signatures:
                 return False
             before = self._current
@@ -255,10 +280,12 @@ class TlsIdentity:
         except ValueError as error:
             return f"it cannot be read: {error}"
         if now >= facts.not_after_s:
-            return f"it ended at {_moment(facts.not_after_s)}"
+            return f"it ended at {moment_text(facts.not_after_s)}"
         if now < facts.not_before_s:
-            return f"it begins at {_moment(facts.not_before_s)} only"
-        if facts.issuer in self._ever_trusted and facts.issuer not in current.trusted:
+            return f"it begins at {moment_text(facts.not_before_s)} only"
+        # By its own name, too: a trust store may have the certificates of single peers.
+        names = {facts.issuer, facts.subject}
+        if names & self._ever_trusted and not names & current.trusted:
             return f"its authority, {facts.issuer_text}, is not believed any more"
         for one in current.lists or ():
             if one.issuer != facts.issuer:
@@ -266,7 +293,7 @@ class TlsIdentity:
             if facts.serial in one.serials:
                 return f"its authority, {facts.issuer_text}, has revoked it"
             if one.next_update_s is not None and now >= one.next_update_s:
-                return f"the revocation list of {facts.issuer_text} ended at {_moment(one.next_update_s)}"
+                return f"the revocation list of {facts.issuer_text} ended at {moment_text(one.next_update_s)}"
         return None
 
     def principal_of(self, der: bytes) -> Principal:
@@ -295,8 +322,8 @@ class TlsIdentity:
 
     # -------------------------------------------------------------------- reading
 
-    def _look(self) -> tuple[_FileSignature, ...]:
-        return tuple(_signature(path) for path in self.files.paths())
+    def _look(self) -> tuple[FileSignature, ...]:
+        return tuple(file_signature(path) for path in self.files.paths())
 
     def _read(self, before: TlsMaterial | None) -> TlsMaterial:
         """Return what the files hold, all of it of one moment."""
@@ -319,7 +346,7 @@ class TlsIdentity:
 
     def _read_once(self, before: TlsMaterial | None) -> TlsMaterial:
         files = self.files
-        if bool(files.certificate) != bool(files.key):
+        if files.key_type == PEM and bool(files.certificate) != bool(files.key):
             raise IdentityError(
                 "a certificate needs a key, and a key a certificate: one of both is not named",
                 advice="Name both (tlsCertificatePath, tlsKeyStore), or an identity folder (securityDirectory)",
@@ -329,17 +356,31 @@ class TlsIdentity:
                 "no authorities are named whose certificates are believed",
                 advice="Name an identity folder (securityDirectory), or a file of certificates (tlsTrustStore)",
             )
-        password = _read_file(files.key_password, MAX_PASSWORD_BYTES).strip() if files.key_password else None
-        chain = _certificates(files.certificate) if files.certificate else []
-        key = _key(files.key) if files.key else b""
-        authorities = _certificates(files.authorities)
-        return TlsMaterial(
-            b"".join(one.text for one in chain),
-            key,
-            password,
-            b"".join(one.text for one in authorities),
-            self._read_lists(before),
-        )
+        chain, key, password = self._read_pair()
+        return TlsMaterial(chain, key, password, self._read_authorities(), self._read_lists(before))
+
+    def _read_pair(self) -> tuple[bytes, bytes, bytes | None]:
+        files = self.files
+        if not files.key:
+            return b"", b"", None
+        password = _password(files.key_secret, files.key_password)
+        if files.key_type == PEM:
+            return b"".join(one.text for one in certificates_of(files.certificate)), key_of(files.key), password
+        try:
+            key, chain = key_of_store(read_file(files.key), password)
+        except StoreError as error:
+            raise store_error(files.key, error) from None
+        return chain, key, None
+
+    def _read_authorities(self) -> bytes:
+        files = self.files
+        if files.authorities_type == PEM:
+            return b"".join(one.text for one in certificates_of(files.authorities))
+        try:
+            password = _password(files.authorities_secret, files.authorities_password)
+            return authorities_of_store(read_file(files.authorities), password)
+        except StoreError as error:
+            raise store_error(files.authorities, error) from None
 
     def _read_lists(self, before: TlsMaterial | None) -> bytes | None:
         path = self.files.revoked
@@ -348,9 +389,9 @@ class TlsIdentity:
         was_there = before is not None and before.revoked is not None
         if self.files.revoked_may_be_missing and not was_there and not os.path.lexists(path):
             return None
-        blocks = [one for one in _blocks(path) if one.label == REVOCATIONS]
+        blocks = [one for one in blocks_of(path) if one.label == REVOCATIONS]
         if not blocks:
-            raise _file_error(path, "it holds no revocation list (a PEM block of X509 CRL)")
+            raise file_error(path, "it holds no revocation list (a PEM block of X509 CRL)")
         return b"".join(one.text for one in blocks)
 
     # -------------------------------------------------------------------- contexts
@@ -360,10 +401,10 @@ class TlsIdentity:
         revocation list counts, though this process's own certificate is over."""
         own = None
         if material.chain:
-            own = _facts(pem_blocks(material.chain)[0].body, self.files.certificate)
+            own = facts_of(pem_blocks(material.chain)[0].body, self._own_place)
             if before is None or before.chain != material.chain:
                 self._check_time(own)
-        authorities = [_facts(one.body, self.files.authorities) for one in pem_blocks(material.authorities)]
+        authorities = [facts_of(one.body, self.files.authorities) for one in pem_blocks(material.authorities)]
         trusted = {one.subject: one.subject_text for one in authorities}
         lists = None
         if material.revoked is not None:
@@ -381,10 +422,10 @@ class TlsIdentity:
     def _check_time(self, own: CertificateFacts) -> None:
         now = self._clock()
         if not own.not_before_s <= now < own.not_after_s:
-            raise _file_error(
-                self.files.certificate,
-                f"the certificate holds from {_moment(own.not_before_s)} to {_moment(own.not_after_s)} only, and it is "
-                f"{_moment(now)} now",
+            begin, end = moment_text(own.not_before_s), moment_text(own.not_after_s)
+            raise file_error(
+                self._own_place,
+                f"the certificate holds from {begin} to {end} only, and it is {moment_text(now)} now",
                 "Renew it (dlspark tls renew), or set this host's clock",
             )
 
@@ -395,15 +436,15 @@ class TlsIdentity:
             try:
                 one = read_revocations(block.body)
             except ValueError as error:
-                raise _file_error(self.files.revoked, f"a revocation list in it cannot be read: {error}") from error
+                raise file_error(self.files.revoked, f"a revocation list in it cannot be read: {error}") from error
             other = newest.get(one.issuer)
             if other is None or other.this_update_s < one.this_update_s:
                 newest[one.issuer] = one
         for one in newest.values() if content != before else ():
             if one.next_update_s is not None and self._clock() >= one.next_update_s:
-                raise _file_error(
+                raise file_error(
                     self.files.revoked,
-                    f"the revocation list of {one.issuer_text} ended at {_moment(one.next_update_s)}",
+                    f"the revocation list of {one.issuer_text} ended at {moment_text(one.next_update_s)}",
                     "Fetch the authority's new list (dlspark tls renew makes one)",
                 )
         return tuple(newest.values())
@@ -432,147 +473,46 @@ class TlsIdentity:
         try:
             context.load_verify_locations(cadata=material.authorities.decode("ascii"))
         except (ssl.SSLError, ValueError) as error:
-            raise _file_error(self.files.authorities, f"it cannot be used: {_openssl(error)}") from error
+            raise file_error(self.files.authorities, f"it cannot be used: {openssl_reason(error)}") from error
         if material.chain:
-            _load_pair(context, material, self.files)
+            load_pair(
+                context,
+                material.chain,
+                material.key,
+                material.key_password,
+                key_place=self.files.key,
+                chain_place=self.files.certificate,
+            )
         if material.revoked is not None:
             context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
             try:
                 with in_memory(material.revoked) as path:
                     context.load_verify_locations(cafile=path)
             except ssl.SSLError as error:
-                raise _file_error(self.files.revoked, f"it cannot be used: {_openssl(error)}") from error
+                raise file_error(self.files.revoked, f"it cannot be used: {openssl_reason(error)}") from error
+
+    def endings(self) -> list[str]:
+        """Return what of this identity ends soon, and with it every connection, in words."""
+        now, own = self._clock(), self._current.own
+        found: list[str] = []
+        if own is not None and own.ends_soon(now):
+            found.append(f"the certificate of {own.subject_text} ends at {moment_text(own.not_after_s)}")
+        for one in self._current.lists or ():
+            if one.ends_soon(now) and one.next_update_s is not None:
+                found.append(f"the revocation list of {one.issuer_text} ends at {moment_text(one.next_update_s)}")
+        return found
 
     def _warn_of_end(self) -> None:
-        """Say once of each certificate of one's own that it ends soon."""
-        own, now = self._current.own, self._clock()
-        if own is not None and own is not self._warned_of_end and own.ends_soon(now):
-            self._warned_of_end = own
-            logger.warning(
-                "the certificate of %s ends at %s; nobody believes it any more then. Renew it: dlspark tls renew [%s]",
-                own.subject_text,
-                _moment(own.not_after_s),
-                self.files.certificate or self.files.key,
-            )
+        for said in self.endings():
+            if said not in self._warned_of_end:
+                self._warned_of_end.add(said)
+                logger.warning("%s, and nobody is let in any more then; renew it: dlspark tls renew", said)
 
     def _until(self) -> str:
         own = self._current.own
-        return "" if own is None else f", {own.subject_text} until {_moment(own.not_after_s)}"
+        return "" if own is None else f", {own.subject_text} until {moment_text(own.not_after_s)}"
 
 
-@contextmanager
-def in_memory(content: bytes) -> Iterator[str]:
-    """Yield a path by which OpenSSL can read `content` once, while it is on no disk."""
-    if hasattr(os, "memfd_create"):
-        number = os.memfd_create("dlspark", os.MFD_CLOEXEC)
-        try:
-            view = memoryview(content)
-            while view:
-                view = view[os.write(number, view) :]
-            yield f"/proc/self/fd/{number}"
-        finally:
-            os.close(number)
-        return
-    reading, writing = os.pipe()
-    # A pipe holds less than a file may have, so a thread of its own fills it while OpenSSL reads.
-    filler = threading.Thread(target=_fill, args=(writing, content), daemon=True)
-    filler.start()
-    try:
-        yield f"/dev/fd/{reading}"
-    finally:
-        os.close(reading)
-        filler.join()
-
-
-def _fill(writing: int, content: bytes) -> None:
-    try:
-        with open(writing, "wb") as pipe:
-            pipe.write(content)
-    except BrokenPipeError:
-        pass  # the reader has seen enough, or refused it; it says so itself
-
-
-def _load_pair(context: ssl.SSLContext, material: TlsMaterial, files: TlsFiles) -> None:
-    password = material.key_password
-    # Without a password OpenSSL would ask for one at the terminal.
-    asked: list[bool] = []
-
-    def give_password() -> bytes:
-        asked.append(True)
-        return password if password is not None else b""
-
-    try:
-        with in_memory(material.chain) as chain, in_memory(material.key) as key:
-            context.load_cert_chain(chain, key, password=give_password)
-    except (ssl.SSLError, ValueError) as error:
-        if asked and password is None:
-            reason = "the key is encrypted, and no password is named"
-        elif asked:
-            reason = "the key does not open with the password of the file that is named for it"
-        elif getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
-            raise _file_error(files.key, f"the key is not the one of the certificate in {files.certificate}") from None
-        else:
-            reason = f"certificate and key cannot be used: {_openssl(error)}"
-        # Without the cause: nothing of what it was tried with belongs in a trace.
-        raise _file_error(files.key, reason) from None
-
-
-def _signature(path: str) -> _FileSignature:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _read_file(path: str, limit: int = MAX_FILE_BYTES) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            content = file.read(limit + 1)
-    except OSError as error:
-        raise _file_error(path, f"it cannot be read: {error.strerror or error}") from error
-    if len(content) > limit:
-        raise _file_error(path, f"it has more than {limit} bytes")
-    return content
-
-
-def _blocks(path: str) -> Sequence[PemBlock]:
-    try:
-        return pem_blocks(_read_file(path))
-    except ValueError as error:
-        raise _file_error(path, str(error)) from error
-
-
-def _certificates(path: str) -> list[PemBlock]:
-    found = [one for one in _blocks(path) if one.label == CERTIFICATE]
-    if not found:
-        raise _file_error(path, "it holds no certificate (a PEM block of CERTIFICATE)")
-    return found
-
-
-def _key(path: str) -> bytes:
-    found = [one for one in _blocks(path) if one.label in KEY_LABELS]
-    if len(found) != 1:
-        raise _file_error(path, f"it holds {len(found)} private keys where one is needed")
-    return found[0].text
-
-
-def _facts(der: bytes, path: str) -> CertificateFacts:
-    try:
-        return read_certificate(der)
-    except ValueError as error:
-        raise _file_error(path, f"a certificate in it cannot be read: {error}") from error
-
-
-def _file_error(path: str, reason: str, advice: str | None = None) -> IdentityError:
-    return IdentityError(reason, path=path, advice=advice)
-
-
-def _openssl(error: Exception) -> str:
-    """Return OpenSSL's words, which name no content."""
-    reason = getattr(error, "reason", None)
-    return str(reason).replace("_", " ").lower() if reason else type(error).__name__
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+def _password(secret: Secret | None, path: str) -> bytes | None:
+    """Return a password that is given, or that is in a file; None: there is none. Raises IdentityError."""
+    return secret.reveal().encode() if secret else password_of(path)

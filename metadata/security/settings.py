@@ -163,6 +163,44 @@ class SecuritySettings:
         TEXT, "", "clientTrustStorePasswordPath", "To a client, over tlsTrustStorePasswordPath"
     )
 
+    zookeeper_client_secure: bool | None = setting(
+        FLAG,
+        None,
+        "zookeeper.client.secure",
+        "Sessions with ZooKeeper are by TLS, with the same files. Unset: where security is on or optional, but not "
+        "where tlsProviderFactoryClass alone is the switch, which in Java says nothing of ZooKeeper",
+    )
+    zk_enable_security: bool | None = setting(
+        FLAG,
+        None,
+        "zkEnableSecurity",
+        "What this process creates in ZooKeeper has a list of the identities that may use it: that of zkAclSecretPath "
+        "and those of zkAclIdentities. Unset: if security=on and there are any",
+    )
+    zk_acl_secret_path: str = setting(
+        TEXT,
+        "",
+        "zkAclSecretPath",
+        "The file with the identity that a cluster's processes share at ZooKeeper, one line `name:password`; empty: "
+        "zookeeper.secret in securityDirectory, if it is there",
+        own=True,
+    )
+    zk_acl_identities: str = setting(
+        TEXT,
+        "",
+        "zkAclIdentities",
+        "Further identities that may use what this process creates in ZooKeeper, separated by semicolons: "
+        "`x509:CN=java-1,OU=node; x509:CN=look,OU=client:r`; the letters at the end are rights (cdrwa), none means all",
+        own=True,
+    )
+    zk_acl_world_read: bool = setting(
+        FLAG,
+        False,
+        "zkAclWorldRead",
+        "Whoever ZooKeeper lets in may read what this process creates there; it holds passwords of ledgers",
+        own=True,
+    )
+
     def __post_init__(self) -> None:
         REGISTRY.check(self)
         if self.tls_provider_factory_class and self.tls_provider_factory_class not in PROVIDERS:
@@ -186,6 +224,12 @@ class SecuritySettings:
                     f"{info.key} is set, and nothing switches security on: connections would be plain",
                     advice="Set security=on as well, or security=off if that is meant",
                 )
+
+    def client_folder(self, environment: Mapping[str, str] | None = None) -> str:
+        """Return the identity folder of a client; empty where there is none."""
+        if self.security_directory or self.security or self.tls_provider_factory_class:
+            return self.security_directory
+        return _folder_of_environment(environment)
 
     def server_mode(self) -> SecurityMode:
         """Return which connections a server takes."""
@@ -211,10 +255,7 @@ class SecuritySettings:
             if name.startswith("client_") and getattr(self, name):
                 over[name.replace("client_", "tls_", 1)] = getattr(self, name)
         mine: SecuritySettings = replace(self, **over) if over else self  # type: ignore[arg-type]
-        folder = self.security_directory
-        if not folder and not self.security and not self.tls_provider_factory_class:
-            folder = _folder_of_environment(environment)
-        files = mine._files(folder)
+        files = mine._files(self.client_folder(environment))
         if not self.proves:
             return replace(files, certificate="", key="", key_password="", key_type="pem")
         return files
@@ -252,6 +293,7 @@ class SecuritySettings:
             ciphers=self.tls_enabled_cipher_suites,
             peers_prove=self.proves,
             names_checked=self.tls_hostname_verification_enabled,
+            reread=self.tls_cert_files_refresh_duration_s > 0,
         )
 
 
@@ -307,8 +349,30 @@ def _folder_of_environment(environment: Mapping[str, str] | None) -> str:
     return (os.environ if environment is None else environment).get(VARIABLE, "").strip()
 
 
+_SAME: Final = "sessions with ZooKeeper have the files of all other connections: set {}"
+_IN_FILES: Final = "passwords are in files of their own: set {}"
+
 REFUSED_SECURITY: Final[Mapping[str, str]] = {
     "tlsProvider": "Python's library of TLS is OpenSSL in any case",
+    "zookeeper.clientCnxnSocket": "it is a class of Java; zookeeper.client.secure says that sessions are by TLS",
+    "zookeeper.ssl.keyStore.location": _SAME.format("securityDirectory, or tlsKeyStore"),
+    "zookeeper.ssl.keyStore.password": _IN_FILES.format("tlsKeyStorePasswordPath"),
+    "zookeeper.ssl.keyStore.passwordPath": _SAME.format("tlsKeyStorePasswordPath"),
+    "zookeeper.ssl.keyStore.type": _SAME.format("tlsKeyStoreType"),
+    "zookeeper.ssl.trustStore.location": _SAME.format("securityDirectory, or tlsTrustStore"),
+    "zookeeper.ssl.trustStore.password": _IN_FILES.format("tlsTrustStorePasswordPath"),
+    "zookeeper.ssl.trustStore.passwordPath": _SAME.format("tlsTrustStorePasswordPath"),
+    "zookeeper.ssl.trustStore.type": _SAME.format("tlsTrustStoreType"),
+    "zookeeper.ssl.protocol": _SAME.format("tlsEnabledProtocols"),
+    "zookeeper.ssl.enabledProtocols": _SAME.format("tlsEnabledProtocols"),
+    "zookeeper.ssl.ciphersuites": _SAME.format("tlsEnabledCipherSuites"),
+    "zookeeper.ssl.hostnameVerification": _SAME.format("tlsHostnameVerificationEnabled"),
+    "zookeeper.ssl.crl": "revocation lists are files here: set tlsRevocationListsPath",
+    "zookeeper.ssl.ocsp": "Python's ssl asks no authority about a certificate: set tlsRevocationListsPath",
+    "zookeeper.ssl.context.supplier.class": "it is a class of Java",
+    "zookeeper.ssl.handshakeDetectionTimeoutMillis": "clients never wait to see what a port speaks",
+    "zookeeper.sasl.client": "sessions prove themselves by certificate and zkAclSecretPath; kazoo's SASL needs a "
+    "library that is not maintained, and ZooKeeper's DIGEST-MD5 would be a second password for the same lists",
 }
 """BookKeeper's keys of TLS that are refused, and why nothing is to be set."""
 

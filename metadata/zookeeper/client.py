@@ -24,7 +24,7 @@ from typing import Any, Final
 from kazoo import exceptions as kz
 from kazoo.client import KazooClient
 from kazoo.protocol.states import KazooState, KeeperState
-from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
+from kazoo.security import ACL, Id
 
 from metadata.foundation.addresses import parse_address
 from metadata.foundation.errors import (
@@ -64,7 +64,8 @@ from metadata.store import (
     check_path,
     check_request,
 )
-from metadata.zookeeper.edge import BoundedConnection, LoopHandler
+from metadata.zookeeper.access import NO_IDENTITY, Access, AclEntry
+from metadata.zookeeper.edge import BoundedConnection, LoopHandler, WhoAmI, tells_no_secret
 from metadata.zookeeper.session import RequestObservers, SessionHub, call_safely
 from metadata.zookeeper.tls_socket import ClientTls
 
@@ -72,6 +73,7 @@ _LOG: Final = logging.getLogger(__name__)
 _KAZOO_LOG: Final = logging.getLogger(f"{__name__}.kazoo")
 # Below warnings it logs a dozen lines for each session, which call for no action.
 _KAZOO_LOG.setLevel(logging.WARNING)
+_KAZOO_LOG.addFilter(tells_no_secret)
 _KAZOO_LOG.addHandler(logging.NullHandler())  # errors and states report lost connections, not the terminal
 MAX_IN_FLIGHT: Final = 128
 """Requests handed to kazoo at a time. It wakes its thread by one byte on a socket pair for each, and a full one would
@@ -124,8 +126,7 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         resumed: tuple[int, bytes] | None = None,
         *,
         tls: ClientTls | None = None,
-        acl_id: str | None = None,
-        restrict: bool = True,
+        access: Access = NO_IDENTITY,
         requests_per_second: float = 0.0,
         retry_policy: RetryPolicy | None = None,
     ) -> None:
@@ -133,6 +134,12 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         self._servers = _check_servers(servers)
         self._timeouts_ms = session_timeout_ms, connect_timeout_ms
         self._loop = asyncio.get_running_loop()
+        if access.needs_tls and tls is None:
+            raise CallerError(
+                "the session's secret would be sent to ZooKeeper in clear text",
+                node=servers,
+                advice="Nothing was sent. Switch security on, so that the session is by TLS",
+            )
         self._tls = tls
         self._tls_trouble: str | None = None
         self._refused: asyncio.Future[None] = self._loop.create_future()
@@ -150,9 +157,9 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
             logger=_KAZOO_LOG,
             connection_retry=_RECONNECT,
             client_id=resumed,
-            # Upstream's credential, so that its processes and ours are the same identity.
-            auth_data=[("digest", f"{acl_id}:{acl_id}")] if acl_id else None,
-            default_acl=[*CREATOR_ALL_ACL, *READ_ACL_UNSAFE] if acl_id and restrict else None,
+            auth_data=[("digest", one.secret.reveal()) for one in access.credentials] or None,
+            # Never "the creator": that would be the certificate's subject as well, and it alone where it is alone.
+            default_acl=_kazoo_list(access.entries) or None,
         )
 
         def heard(trouble: str | None, refused: bool) -> None:
@@ -169,24 +176,22 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         session_timeout_ms: int = 30_000,
         connect_timeout_ms: int = 10_000,
         tls: ClientTls | None = None,
-        acl_id: str | None = None,
-        restrict: bool = True,
+        access: Access = NO_IDENTITY,
         requests_per_second: float = 0.0,
         retry_policy: RetryPolicy | None = None,
     ) -> ZooKeeperStore:
         """Open a session with any of `servers` ("host:port,host:port"); of `requests_per_second`, 0 or less is any
-        number. `acl_id` and `restrict` are explained at `MetadataStore`. With `tls`, nothing is sent in clear text.
+        number. With `tls`, nothing is sent in clear text; `access` is who the session is, and whose its znodes are.
 
         Raises MetadataUnavailableError when none answered within `connect_timeout_ms`, or sooner where TLS shows that
-        none will; CallerError for a bad list.
+        none will; CallerError for a bad list, or a secret without TLS.
         """
         store = cls(
             servers,
             session_timeout_ms,
             connect_timeout_ms,
             tls=tls,
-            acl_id=acl_id,
-            restrict=restrict,
+            access=access,
             requests_per_second=requests_per_second,
             retry_policy=retry_policy,
         )
@@ -359,6 +364,34 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         check_path(path)
         await self._call("sync", path, lambda: self._client.sync_async(path))
 
+    # ---- access control lists ---------------------------------------------------------------------------------------
+
+    async def get_list(self, path: str) -> tuple[tuple[AclEntry, ...], int]:
+        """Return a znode's access control list, sorted, and its version. Raises NoNodeError, NoAuthError."""
+        check_path(path)
+        found, stat = await self._call("get_list", path, lambda: self._client.get_acls_async(path))
+        return tuple(sorted(AclEntry(one.id.scheme, one.id.id, one.perms) for one in found)), stat.aversion
+
+    async def put_list(self, path: str, entries: Sequence[AclEntry], version: int) -> None:
+        """Set a znode's list at its version. Raises BadVersionError, NoNodeError, NoAuthError or OutcomeUnknownError;
+        CallerError for an empty list, with which nobody could do anything any more."""
+        check_path(path)
+        if not entries:
+            raise CallerError("an empty access control list shuts everybody out", path=path)
+        acls = _kazoo_list(entries)
+        await self._call("put_list", path, lambda: self._client.set_acls_async(path, acls, version))
+
+    async def who_am_i(self) -> tuple[tuple[str, str], ...]:
+        """Return the identities that the server knows this session by: scheme and name."""
+        asked = self._client.handler.async_result
+
+        def submit() -> Any:
+            result = asked()
+            self._client._call(WhoAmI(), result)
+            return result
+
+        return tuple(await self._call("who_am_i", "/", submit))
+
     async def _call(self, name: str, path: str, submit: Callable[[], Any]) -> Any:
         with self._observers.request(name, path):
             return await self._send(name, path, submit)
@@ -459,6 +492,10 @@ def _check_servers(servers: str) -> str:
                 advice='Give them as "host:port" or "host:port,host:port", an IPv6 address in brackets: "[::1]:2181"',
             )
     return ",".join(hosts)
+
+
+def _kazoo_list(entries: Sequence[AclEntry]) -> list[ACL]:
+    return [ACL(entry.rights, Id(entry.scheme, entry.identity)) for entry in entries]
 
 
 def _settle(future: asyncio.Future[Any], result: Any) -> None:

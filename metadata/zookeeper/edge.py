@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import math
 import os
 import random
@@ -38,7 +39,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionDropped, ConnectionHandler
-from kazoo.protocol.serialization import Exists, GetChildren, GetChildren2
+from kazoo.protocol.serialization import Auth, Connect, Exists, GetChildren, GetChildren2, int_struct, read_string
 
 from metadata.foundation.addresses import address_text
 from metadata.foundation.socks import ANSWER, SocksProxy, connect_request
@@ -288,6 +289,36 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
                     connection.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # closed by the other side or by kazoo already
+
+
+class WhoAmI:
+    """ZooKeeper's request for the identities of a session (since 3.7), which kazoo does not have."""
+
+    type: Final = 107
+
+    def serialize(self) -> bytearray:
+        """Return its body: nothing."""
+        return bytearray()
+
+    @classmethod
+    def deserialize(cls, content: bytes, offset: int) -> list[tuple[str, str]]:
+        """Return scheme and name of each identity."""
+        (count,) = int_struct.unpack_from(content, offset)
+        offset += int_struct.size
+        found = []
+        for _ in range(count):
+            scheme, offset = read_string(content, offset)
+            name, offset = read_string(content, offset)
+            found.append((scheme or "", name or ""))
+        return found
+
+
+def tells_no_secret(record: logging.LogRecord) -> bool:
+    """Return False for kazoo's words of a credential that it sends, or of a session's password: such lines are left
+    out of every log, however much that shows."""
+    if "passwd" in str(record.msg):
+        return False
+    return not (isinstance(record.args, tuple) and any(isinstance(one, Auth | Connect) for one in record.args))
 
 
 def first_servers(environment: Mapping[str, str] = os.environ) -> frozenset[str]:

@@ -39,13 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(settings: AutoRecoverySettings, where: MetadataSettings) -> int:
-    from metadata.zookeeper.client import ZooKeeperStore
+    from metadata.zookeeper.securing import open_session
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    store = await ZooKeeperStore.connect(where.zk_servers, session_timeout_ms=where.zk_timeout_ms)
+    security = settings.client.security
+    store = await open_session(where.zk_servers, security, session_timeout_ms=where.zk_timeout_ms)
     try:
         name = where.bookie_id or socket.gethostname()
         recovery = AutoRecovery(settings, store, where.zk_ledgers_root_path, bookie_id=name)

@@ -12,22 +12,25 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from metadata.foundation.descriptors import raise_limit
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
+from metadata.security.audit import NOWHERE, Noted
 from metadata.security.listening import ALLOW, INSECURE_LISTEN_HELP
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.node.endpoints import check_listening, shown
+from storage_node.bookie.node.security import node_security
 from storage_node.edge import Disk, Network
 from storage_node.settings.bookie import BookieSettings
 from storage_node.settings.files import NodeFile
 
 if TYPE_CHECKING:
+    from metadata.store import MetadataStore
     from storage_node.settings.autorecovery import AutoRecoverySettings
 
 GC_THRESHOLDS = (20_000, 20, 50)
@@ -96,20 +99,35 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 async def _serve(
     settings: BookieSettings, network: Network | None, disk: Disk | None, recovery: AutoRecoverySettings | None
 ) -> int:
-    from metadata.zookeeper.client import ZooKeeperStore
+    from metadata.zookeeper.securing import open_session
 
     check_listening(settings)  # before anything is waited for
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    store = await ZooKeeperStore.connect(settings.zk_servers, session_timeout_ms=settings.zk_timeout_ms)
+    store = await open_session(settings.zk_servers, settings.security, session_timeout_ms=settings.zk_timeout_ms)
     try:
-        bookie = Bookie(settings, store, network=network, disk=disk)
-        async with shown(settings, bookie):
-            return await _live(bookie, network, recovery, stopping)
+        with _audit(settings) as audit:
+            security = node_security(settings, audit=audit)
+            bookie = Bookie(settings, store, network=network, disk=disk, security=security)
+            async with shown(settings, bookie, audit):
+                return await _live(bookie, network, recovery, stopping)
     finally:
         await store.close()
+
+
+@contextmanager
+def _audit(settings: BookieSettings) -> Iterator[Noted]:
+    """Keep the audit trail that the settings ask for. Raises CallerError where it cannot be written."""
+    trail = settings.audit.open_audit()
+    if trail is None:
+        yield NOWHERE
+        return
+    try:
+        yield trail
+    finally:
+        trail.close()
 
 
 async def _live(
@@ -151,13 +169,13 @@ async def _recovering(
     if recovery is None:
         yield
         return
-    from metadata.zookeeper.client import ZooKeeperStore
+    from metadata.zookeeper.securing import open_session
     from storage_node.autorecovery.daemon import AutoRecovery
 
-    store: ZooKeeperStore | None = None
+    store: MetadataStore | None = None
     daemon: AutoRecovery | None = None
     try:
-        store = await ZooKeeperStore.connect(settings.zk_servers, session_timeout_ms=settings.zk_timeout_ms)
+        store = await open_session(settings.zk_servers, settings.security, session_timeout_ms=settings.zk_timeout_ms)
         daemon = AutoRecovery(recovery, store, settings.zk_ledgers_root_path, bookie_id=bookie_id, network=network)
         await daemon.start()
     except DistributedLogError as error:

@@ -12,11 +12,13 @@ from typing import Final
 from metadata.bookkeeper.topology import check_location
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, WORDS, required, setting
+from metadata.security.audit import AuditKeys
 from metadata.security.listening import LOOPBACK, insecure_listen_setting
 from metadata.security.sasl.settings import NodeProofSettings
 from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.errors import BookieConfigurationError
 from storage_node.protocol.frames import MAX_FRAME_BYTES
+from storage_node.settings.http import HttpTlsSettings
 
 MIB: Final = 1024 * 1024
 MIN_SLAB_BYTES: Final = 256 * 1024
@@ -334,12 +336,16 @@ class BookieSettings:
     )
     is_throttle_by_bytes: bool = setting(FLAG, False, "isThrottleByBytes", "Limit compaction by bytes, not by entries")
 
+    http_tls: HttpTlsSettings = field(default_factory=HttpTlsSettings)
+    """How its pages over HTTP are secured."""
     security: SecuritySettings = field(default_factory=SecuritySettings)
     """What the node proves itself with, and whom it believes."""
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     """Whom it lets in, of those who have proved who they are."""
     proofs: NodeProofSettings = field(default_factory=NodeProofSettings)
     """What it asks of them beside a certificate."""
+    audit: AuditKeys = field(default_factory=AuditKeys)
+    """Where it notes whom it let in, and whom it refused."""
 
     def __post_init__(self) -> None:
         for key, directories in (

@@ -26,18 +26,21 @@ from metadata.foundation.settings import (
     properties_entry,
     settings_of,
 )
+from metadata.security.audit import AuditKeys
 from metadata.security.sasl.settings import ClientProofSettings, NodeProofSettings, SaslSettings
 from metadata.security.settings import REFUSED_SECURITY, AdmissionSettings, SecuritySettings
 from storage_node.errors import BookieConfigurationError
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
 from storage_node.settings.client import ClientSettings
+from storage_node.settings.http import HttpTlsSettings
 from storage_node.settings.placement import PlacementSettings
 
 BOOKIE_CONF: Final = "conf/bookie.conf, which `dlspark bookie init` writes,"
 REGISTRY: Final = Registry(
     [
         BookieSettings,
+        HttpTlsSettings,
         AutoRecoverySettings,
         PlacementSettings,
         SecuritySettings,
@@ -45,6 +48,7 @@ REGISTRY: Final = Registry(
         SaslSettings,
         NodeProofSettings,
         ClientProofSettings,
+        AuditKeys,
     ],
     BookieConfigurationError,
     page=BOOKIE_CONF,
@@ -99,7 +103,16 @@ class NodeFile:
                     raise BookieConfigurationError(f"{info.key} is not set", advice=f"{info.key}: {info.meaning}")
             admission = AdmissionSettings(**self._given(AdmissionSettings))  # type: ignore[arg-type]
             proofs = NodeProofSettings(**self._given(NodeProofSettings), sasl=self._sasl())  # type: ignore[arg-type]
-            return BookieSettings(**given, security=self.security(), admission=admission, proofs=proofs)  # type: ignore[arg-type]
+            audit = AuditKeys(**self._given(AuditKeys))  # type: ignore[arg-type]
+            http = HttpTlsSettings(**self._given(HttpTlsSettings))  # type: ignore[arg-type]
+            return BookieSettings(
+                **given,  # type: ignore[arg-type]
+                security=self.security(),
+                admission=admission,
+                proofs=proofs,
+                audit=audit,
+                http_tls=http,
+            )
 
     def auto_recovery(self) -> AutoRecoverySettings:
         """Return auto-recovery's settings, with those of its ledger client. Raises BookieConfigurationError."""
@@ -198,11 +211,13 @@ _HEAD: Final = """\
 """
 _IN_FILE: Final = (
     BookieSettings,
+    HttpTlsSettings,
     SecuritySettings,
     AdmissionSettings,
     SaslSettings,
     NodeProofSettings,
     ClientProofSettings,
+    AuditKeys,
     AutoRecoverySettings,
 )
 _EXAMPLES: Final = {

@@ -3,8 +3,11 @@
 HTTP/1.1, GET and HEAD without bodies, one request a connection. Everything that a client may hold is bounded: the size
 of its request, the time that it takes to send it, the number of connections. One connection too many breaks the oldest,
 so that a client that holds half requests open keeps no probe out; and only one is accepted in a turn of the loop, so
-that a probe is answered long before it is the oldest. What is shown is for every client that can connect;
-nothing can be changed through it.
+that a probe is answered long before it is the oldest. What is shown is for every client that can connect, and under TLS
+for those whose certificate is taken; nothing can be changed through it.
+
+Under TLS the handshake is a part of the request's time, and its bytes are bounded. A client that speaks plain HTTP to
+it, or is refused, is told of (`refused`), and gets no more than TLS's own alert.
 """
 
 from __future__ import annotations
@@ -12,15 +15,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from metadata.foundation.tasks import end_tasks
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 HTTP_CONNECTIONS: Final = 64
 """Connections to one server, at most."""
@@ -32,7 +38,10 @@ ACCEPT_PAUSE_S: Final = 1.0
 """While none can be accepted: descriptors or memory are lacking."""
 SLICE_BYTES: Final = 64 * 1024
 REQUEST_TIMEOUT_S: Final = 10.0
-"""For a request to arrive, and for its answer to leave."""
+"""For a handshake and a request to arrive, and for its answer to leave."""
+MAX_HANDSHAKE_BYTES: Final = 64 * 1024
+"""Bytes that a client may send in a handshake: chains of certificates take some thousands."""
+RECORD_BYTES: Final = 16 * 1024
 TEXT: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"
 
@@ -50,15 +59,25 @@ Answer = Callable[[str], "Reply | Awaitable[Reply] | None"]
 """The reply at a path, or the one that it will have once it is made; None: nothing is there."""
 
 
+Refused = Callable[[str, str], None]
+"""Takes the address of a client that was refused, and the reason."""
+
+
 class HttpServer:
     """How does a process show something over HTTP? It listens on one port.
 
     Args:
         answer: gives the reply at a path; it must not block: work that takes long is to be awaited.
+        tls: returns the context for a new connection, for certificates may change meanwhile; None: plain HTTP.
+        refused: is told of clients whose handshake failed.
     """
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(
+        self, answer: Answer, *, tls: Callable[[], ssl.SSLContext] | None = None, refused: Refused | None = None
+    ) -> None:
         self._answer = answer
+        self._tls = tls
+        self._refused = refused
         self._socket: socket.socket | None = None
         self._resume: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -91,7 +110,7 @@ class HttpServer:
     def _acceptable(self, listening: socket.socket) -> None:
         """Accept one: the loop reads of those that are here before it comes back."""
         try:
-            connection, _ = listening.accept()
+            connection, address = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionError):
             return  # It went away while it waited.
         except OSError as error:
@@ -101,14 +120,14 @@ class HttpServer:
             self._resume = loop.call_later(ACCEPT_PAUSE_S, self._accept_on)
             return
         connection.setblocking(False)
-        self._begin(connection)
+        self._begin(connection, str(address[0]))
 
-    def _begin(self, connection: socket.socket) -> None:
+    def _begin(self, connection: socket.socket, peer: str) -> None:
         if len(self._tasks) >= HTTP_CONNECTIONS:
             oldest = next(iter(self._tasks))
             del self._tasks[oldest]
             oldest.cancel()
-        task = asyncio.get_running_loop().create_task(self._serve(connection))
+        task = asyncio.get_running_loop().create_task(self._serve(connection, peer))
         self._tasks[task] = None
         task.add_done_callback(partial(self._end, connection))
 
@@ -116,31 +135,51 @@ class HttpServer:
         self._tasks.pop(task, None)
         connection.close()
 
-    async def _serve(self, connection: socket.socket) -> None:
+    async def _serve(self, connection: socket.socket, peer: str) -> None:
         try:
-            await asyncio.wait_for(self._exchange(connection), REQUEST_TIMEOUT_S)
+            await asyncio.wait_for(self._secure_and_exchange(connection, peer), REQUEST_TIMEOUT_S)
         except (OSError, asyncio.TimeoutError):
             pass  # It went away, or took too long.
 
-    async def _exchange(self, connection: socket.socket) -> None:
-        loop, head = asyncio.get_running_loop(), b""
+    async def _secure_and_exchange(self, connection: socket.socket, peer: str) -> None:
+        if self._tls is None:
+            await self._exchange(_PlainStream(connection))
+            return
+        stream = _TlsStream(connection, self._tls())
+        try:
+            await stream.shake_hands()
+        except ssl.SSLError as error:
+            # Without `reason`: an error that is not OpenSSL's.
+            self._tell(peer, str(getattr(error, "reason", None) or error).replace("_", " ").lower())
+            raise
+        except asyncio.CancelledError:
+            self._tell(peer, "the handshake took too long, or made room for others")
+            raise
+        await self._exchange(stream)
+
+    def _tell(self, peer: str, reason: str) -> None:
+        if self._refused is not None and self._socket is not None:
+            self._refused(peer, f"TLS: {reason}")
+
+    async def _exchange(self, stream: _ByteStream) -> None:
+        head = b""
         while b"\r\n\r\n" not in head:
-            received = await loop.sock_recv(connection, MAX_REQUEST_BYTES)
+            received = await stream.receive()
             if not received:
                 return
             head += received
             if len(head) > MAX_REQUEST_BYTES:
-                await self._refuse(connection)
+                await self._refuse(stream)
                 return
-        await _send(connection, *await self._respond(head))
+        await _send(stream, *await self._respond(head))
+        await stream.end()
 
-    async def _refuse(self, connection: socket.socket) -> None:
+    async def _refuse(self, stream: _ByteStream) -> None:
         """Say that the request is too large. What else is on its way is read: closing over it would lose the answer."""
-        loop = asyncio.get_running_loop()
-        await _send(connection, *_encode(_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), with_body=True))
-        connection.shutdown(socket.SHUT_WR)
+        await _send(stream, *_encode(_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), with_body=True))
+        await stream.end()
         for _ in range(MOST_READS_OF_REFUSED):
-            if not await loop.sock_recv(connection, MAX_REQUEST_BYTES):
+            if not await stream.pass_over():
                 return
 
     async def _respond(self, head: bytes) -> tuple[bytes, bytes]:
@@ -174,13 +213,115 @@ def _error(status: HTTPStatus) -> Reply:
     return Reply(f"{status.phrase}\n".encode(), TEXT, status)
 
 
-async def _send(connection: socket.socket, head: bytes, body: bytes) -> None:
+class _ByteStream(Protocol):
+    """A connection to one client: plain, or under TLS."""
+
+    async def receive(self) -> bytes:
+        """Return some bytes; none at the end. Raises OSError."""
+
+    async def pass_over(self) -> bool:
+        """Receive some bytes that mean nothing any more; False at the end. Raises OSError."""
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """Send all of it. Raises OSError."""
+
+    async def end(self) -> None:
+        """Say that nothing more is sent. Raises OSError."""
+
+
+class _PlainStream:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    async def receive(self) -> bytes:
+        return await asyncio.get_running_loop().sock_recv(self._connection, MAX_REQUEST_BYTES)
+
+    async def pass_over(self) -> bool:
+        return bool(await self.receive())
+
+    async def send(self, data: bytes | memoryview) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._connection, data)
+
+    async def end(self) -> None:
+        self._connection.shutdown(socket.SHUT_WR)
+
+
+class _TlsStream:
+    """The same under TLS, whose bytes pass through memory: what waits there is one record, or one answer's slice."""
+
+    def __init__(self, connection: socket.socket, context: ssl.SSLContext) -> None:
+        self._plain = _PlainStream(connection)
+        self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._received, self._to_send, server_side=True)
+        self._handshake_left: int | None = MAX_HANDSHAKE_BYTES
+
+    async def shake_hands(self) -> None:
+        """Take the handshake. Raises ssl.SSLError where the client is refused, refuses, or speaks no TLS; OSError."""
+        await self._step(self._tls.do_handshake)
+        self._handshake_left = None
+
+    async def receive(self) -> bytes:
+        try:
+            return await self._step(partial(self._tls.read, RECORD_BYTES))
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return b""
+
+    async def pass_over(self) -> bool:
+        return await self._plain.pass_over()
+
+    async def send(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        while rest:
+            written = await self._step(partial(self._tls.write, rest[:RECORD_BYTES]))
+            rest = rest[written:]
+
+    async def end(self) -> None:
+        # The client's own last word is not waited for: it may never come, and there is nothing left to say.
+        try:
+            self._tls.unwrap()
+        except ssl.SSLError:
+            pass
+        await self._flush()
+        await self._plain.end()
+
+    async def _step(self, call: Callable[[], T]) -> T:
+        """Take a step of TLS, with what has to be sent and received for it."""
+        while True:
+            try:
+                result = call()
+            except ssl.SSLWantReadError:
+                await self._flush()
+                await self._fill()
+            except ssl.SSLError:
+                await self._flush()  # an alert says to the client what is wrong with it
+                raise
+            else:
+                await self._flush()
+                return result
+
+    async def _fill(self) -> None:
+        received = await self._plain.receive()
+        if self._handshake_left is not None:
+            self._handshake_left -= len(received)
+            if self._handshake_left < 0:
+                raise ssl.SSLError("the handshake is too large")
+        if received:
+            self._received.write(received)
+        else:
+            self._received.write_eof()
+
+    async def _flush(self) -> None:
+        if self._to_send.pending:
+            await self._plain.send(self._to_send.read())
+
+
+async def _send(stream: _ByteStream, head: bytes, body: bytes) -> None:
     """Send an answer. All clients may be given the same one, of megabytes: it is not copied for each of them, and what
     a socket takes at once is a slice of it."""
-    loop, rest = asyncio.get_running_loop(), memoryview(body)
-    await loop.sock_sendall(connection, head)
+    rest = memoryview(body)
+    await stream.send(head)
     while rest:
-        await loop.sock_sendall(connection, rest[:SLICE_BYTES])
+        await stream.send(rest[:SLICE_BYTES])
         await asyncio.sleep(0)
         rest = rest[SLICE_BYTES:]
 

@@ -35,6 +35,8 @@ RECORDS_AT_ONCE = 128
 HANDSHAKE_S = 10.0
 MAX_HANDSHAKE_BYTES = 64 * 1024
 """Bytes that a peer may send in a handshake: chains of certificates take some thousands."""
+MAX_PLAIN_BYTES = 128
+"""Bytes of the frame that may come in plain before a handshake, where one may: its length prefix included."""
 FIRST_BYTE_OF_TLS = 22
 """The type of the record with which a handshake begins; no frame begins so, for it would have 369 MB."""
 
@@ -53,7 +55,7 @@ class TlsEntrance:
 class TlsSocket:
     """How does a link read and write under TLS? As by a socket."""
 
-    __slots__ = ("_begun", "_ended", "_failed", "_terms", "_tls", "received", "stalled")
+    __slots__ = ("_begun", "_ended", "_failed", "_plain", "_terms", "_tls", "received", "stalled")
 
     def __init__(self, sock: socket.socket, terms: TlsTerms) -> None:
         """Take the socket over; nothing is sent yet. Raises OSError, and ValueError for a host that is none."""
@@ -71,6 +73,8 @@ class TlsSocket:
         """Bytes that OpenSSL has encrypted and not sent: it wants the same ones again."""
         self._ended = False
         self._failed: TlsError | None = None
+        self._plain: bytearray | None = None if terms.plain_behind is None else bytearray()
+        """What has come of a frame in plain; None: the next byte is the handshake's."""
         self.received = 0
         """Bytes of the handshake."""
         self.stalled = False
@@ -98,6 +102,8 @@ class TlsSocket:
 
         Raises TlsError.
         """
+        if self._plain is not None and not self._take_plain(self._plain):
+            return None
         waiting = waiting_bytes(self._tls)
         try:
             self._tls.do_handshake()
@@ -113,6 +119,37 @@ class TlsSocket:
         if self.received > MAX_HANDSHAKE_BYTES:
             raise TlsError(f"the peer's handshake has more than {MAX_HANDSHAKE_BYTES} bytes")
         return outcome
+
+    def _take_plain(self, plain: bytearray) -> bool:
+        """Take the frame that came in plain, if one did. True: the handshake is next. False: wait for more bytes.
+
+        Raises TlsError for what may not be there: else it would be taken for what came under TLS (CVE-2011-0411).
+        """
+
+        def receive(size: int, flags: int = 0) -> bytes:
+            return socket.socket.recv(self._tls, size, flags)  # below TLS
+
+        frame = self._terms.plain_behind
+        try:
+            if not plain and receive(1, socket.MSG_PEEK) in (b"", bytes((FIRST_BYTE_OF_TLS,))):
+                self._plain = None
+                return True
+            while len(plain) < 4 or len(plain) < 4 + int.from_bytes(plain[:4], "big"):
+                wanted = 4 if len(plain) < 4 else 4 + int.from_bytes(plain[:4], "big")
+                if wanted > MAX_PLAIN_BYTES:
+                    raise TlsError("the peer does not begin TLS")
+                piece = receive(wanted - len(plain))
+                if not piece:
+                    raise TlsError("the peer broke off before TLS")
+                plain += piece
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            raise tls_error(error) from error
+        if frame is None or not frame(bytes(plain[4:])):
+            raise TlsError("bytes came in plain behind the last frame before TLS")
+        self._plain = None
+        return True
 
     def recv_into(self, view: memoryview) -> int:
         """Read what is there, as far as there is room. Returns 0 after the peer's orderly end.
@@ -163,8 +200,20 @@ class TlsSocket:
             # Only a renegotiation has to read before it can write.
             raise TlsError("the peer asks for another handshake, which is refused") from None
         except (OSError, ValueError) as error:
-            raise tls_error(error) from error
+            raise self._said(error) from error
         return sent
+
+    def _said(self, error: Exception) -> TlsError:
+        """Return why the peer went, where it said so before it did: nothing can be sent to it, and that may be read."""
+        try:
+            self._tls.recv(1)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, ssl.SSLEOFError):
+            pass
+        except ssl.SSLError as alert:
+            return tls_error(alert)
+        except (OSError, ValueError):
+            pass
+        return tls_error(error)
 
     def say_end(self) -> None:
         """Tell the peer that nothing follows, if that can be sent at once."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.security.minting import DAY, MintedAuthority, now
 
 from dlspark.cli import doctor_checks
 from dlspark.sandbox.sandbox import Sandbox
@@ -264,3 +265,24 @@ class TestNamespace:
         status, bad = doctor.only("namespace", "--uri", f"distributedlog://{cli_sandbox.zookeeper_address}/none")
         assert status == 3
         assert "bind the namespace" in bad["todo"]
+
+
+@pytest.mark.parametrize(
+    ("age", "left", "mode", "verdicts"),
+    [(10, 90, "", ["ok"]), (80, 10, "", ["warn", "ok"]), (10, 90, "optional", ["warn"]), (90, -1, "", ["fail"])],
+)
+def test_an_identity_that_ends_or_protects_little_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: int, left: int, mode: str, verdicts: list[str]
+) -> None:
+    folder = MintedAuthority().folder(tmp_path / "id", begins=now() - age * DAY, ends=now() + left * DAY)
+    if mode:
+        monkeypatch.setenv("DLSPARK_SET_security", mode)
+        monkeypatch.setenv("DLSPARK_SET_securityDirectory", str(folder))
+    else:
+        monkeypatch.setenv("DLSPARK_SECURITY", str(folder))
+    assert [one.verdict.value for one in doctor_checks.check_identity()] == verdicts
+
+
+def test_without_security_an_identity_is_not_missed() -> None:
+    (found,) = doctor_checks.check_identity()
+    assert (found.verdict.value, found.found[:15]) == ("ok", "security is off")

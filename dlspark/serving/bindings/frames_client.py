@@ -9,6 +9,10 @@ Every request is answered exactly once: by the proxy, or by a refusal made here 
 Time limits of requests are the caller's; an answer that comes later is dropped (`forget`). A proxy's host that vanished
 is noticed by a Handshake that is not answered (`FramesClientLimits.ping_ms`), whatever TCP thinks of it.
 
+Under security (`credentials`) it speaks TLS from the first byte on, and shows a token, where there is one, before
+anything else is asked, and each new one as it comes. A connection whose certificate was renewed meanwhile is `stale`:
+it goes on, and shows the old one until it ends.
+
 Fault model: the peer may be another program, or a proxy that errs. An answer that is ill-formed, or has a number of
 which no request is under way, closes the connection: it is not known any more which answer belongs to which request.
 """
@@ -23,7 +27,7 @@ from typing import Final
 from dlspark.errors import OverCapacityError, ProxyLostError, ProxyUnreachableError
 from dlspark.serving.bindings.service import FramesClientLimits, Reply
 from dlspark.serving.protocol.answer_frames import decode_answer
-from dlspark.serving.protocol.failures import refusal_of
+from dlspark.serving.protocol.failures import error_of, refusal_of
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -36,10 +40,13 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
 )
 from dlspark.serving.protocol.request_frames import encode_request
+from dlspark.serving.security.credentials import LOOK_S, ClientCredentials
 from metadata.foundation.addresses import parse_address
 from metadata.foundation.errors import CallerError, DistributedLogError
+from metadata.security.secrets import Secret
 from storage_node.edge import Link, Network
-from storage_node.errors import BookieUnreachableError, ProtocolError
+from storage_node.errors import BookieUnreachableError, ProtocolError, SecureConnectionError
+from storage_node.transport.tls import connect_secured
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +71,19 @@ class FramesClient:
     It is the `FrameHandler` of its link. All calls come from one event loop.
     """
 
-    def __init__(self, address: str, limits: FramesClientLimits, on_closed: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        limits: FramesClientLimits,
+        on_closed: Callable[[], None] | None,
+        credentials: ClientCredentials | None = None,
+    ) -> None:
         self.address = address
+        self._credentials = credentials
+        self._generation = credentials.generation if credentials is not None else 0
+        self._token: Secret | None = None
+        """The token that the proxy was shown last."""
+        self._renewing: asyncio.TimerHandle | None = None
         self.closed = False
         """True once no request is taken any more."""
         self._limits = limits
@@ -76,6 +94,7 @@ class FramesClient:
         self._asking: set[int] = set()
         """The numbers of requests under way that change nothing."""
         self._number = 0
+        self._finishing = False
         self._said: str | None = None
         """The proxy's last words of the connection, or another reason for its end."""
         self._not_begun = False
@@ -95,19 +114,29 @@ class FramesClient:
         timeout_ms: int = CONNECT_TIMEOUT_MS,
         limits: FramesClientLimits | None = None,
         on_closed: Callable[[], None] | None = None,
+        credentials: ClientCredentials | None = None,
     ) -> FramesClient:
         """Connect to a proxy.
 
         Args:
             address: `host:port`.
             on_closed: called once, behind the last answer.
+            credentials: what is shown to the proxy, under TLS; None: nothing, and there is no TLS.
 
-        Raises ProxyUnreachableError (nothing was sent), CallerError for an address that is not one.
+        Raises ProxyUnreachableError (nothing was sent, but perhaps a proof), CallerError for an address that is not
+        one, NotAuthenticatedError where the proxy refuses the token.
         """
         host, port = host_and_port(address)
-        client = cls(address, limits or FramesClientLimits(), on_closed)
+        client = cls(address, limits or FramesClientLimits(), on_closed, credentials)
         try:
-            link = await network.connect(host, port, client, timeout_ms=timeout_ms)
+            link: Link
+            if credentials is None:
+                link = await network.connect(host, port, client, timeout_ms=timeout_ms)
+            else:
+                context = credentials.context()
+                link = await connect_secured(network, host, port, client, timeout_ms=timeout_ms, context=context)
+        except SecureConnectionError as error:
+            raise ProxyUnreachableError(error.message, advice=error.advice, node=address) from error
         except BookieUnreachableError as error:  # a network raises it whatever listens at the other end
             raise ProxyUnreachableError(
                 error.message,
@@ -116,8 +145,56 @@ class FramesClient:
             ) from error
         client._opened(link)
         if client.closed:
-            raise ProxyUnreachableError("the connection was closed as soon as it was made", node=address)
+            said = f": {client._said}" if client._said else ""
+            raise ProxyUnreachableError(f"the connection was closed as soon as it was made{said}", node=address)
+        if credentials is not None:
+            await client._prove(credentials, timeout_ms)
         return client
+
+    @property
+    def stale(self) -> bool:
+        """True where another certificate is to be shown by now than the one that this connection has shown."""
+        return self._credentials is not None and self._credentials.generation != self._generation
+
+    def finish(self) -> None:
+        """Close once nothing is under way; nothing more is to be asked."""
+        self._finishing = True
+        if not self._replies and self._link is not None:
+            self._link.close()
+
+    async def _prove(self, credentials: ClientCredentials, timeout_ms: int) -> None:
+        """Show the token, if there is one, and have it renewed. Raises as `connect`; the connection is closed then."""
+        token = self._token = credentials.token
+        if token is not None:
+            try:
+                answer = await asyncio.wait_for(self.call(_showing(token)), timeout_ms / 1000)
+            except asyncio.TimeoutError:
+                await self.close()
+                raise ProxyUnreachableError(
+                    f"the proxy has not answered within {timeout_ms} ms whether it takes the token", node=self.address
+                ) from None
+            except BaseException:
+                await self.close()
+                raise
+            if isinstance(answer, Refusal):
+                await self.close()
+                raise error_of(answer, stream=None)
+        if not self.closed:
+            self._renewing = self._loop.call_later(LOOK_S, self._renew, credentials)
+
+    def _renew(self, credentials: ClientCredentials) -> None:
+        """Show a token that has come in the place of the last one."""
+        if self.closed:
+            return
+        token = credentials.token
+        if token is not None and token != self._token:
+            self._token = token
+            self.submit(_showing(token), self._renewed)
+        self._renewing = self._loop.call_later(LOOK_S, self._renew, credentials)
+
+    def _renewed(self, answer: Answer) -> None:
+        if isinstance(answer, Refusal) and not self.closed:
+            logger.warning("the proxy %s refuses the new token: %s", self.address, answer.message)
 
     def _opened(self, link: Link) -> None:
         self._link = link
@@ -204,6 +281,8 @@ class FramesClient:
             if self._asking:
                 self._asking.discard(number)
             reply(answer)
+            if self._finishing and not self._replies and self._link is not None:
+                self._link.close()
         elif number == 0 and isinstance(answer, Refusal):
             # A proxy that stops says so when it has answered all that it began. So what crossed this on its way was not
             # begun, and may be asked elsewhere at once, also where it writes.
@@ -239,8 +318,9 @@ class FramesClient:
 
     def _end(self) -> None:
         self.closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._renewing):
+            if timer is not None:
+                timer.cancel()
         reason = f": {self._said}" if self._said else ""
         # Which of the two decides whether a client may ask again: a write whose answer is lost may have been stored.
         lost = refusal_of(
@@ -276,6 +356,10 @@ class FramesClient:
             self.submit(Handshake(ownerships=False), _dropped)
             wait_s = limits.ping_timeout_ms / 1000
         self._timer = self._loop.call_later(wait_s, self._look)
+
+
+def _showing(token: Secret) -> Handshake:
+    return Handshake(ownerships=False, token=token.reveal().encode())
 
 
 def _dropped(_answer: Answer) -> None:

@@ -24,12 +24,14 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
+from itertools import count
 from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from dlspark.serving.bindings.grpc_tls import PROOF
 from dlspark.serving.bindings.service import REQUEST_BYTES, Caller, GrpcLimits, ProxyService, write_bytes
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol import rpc_answers, rpc_requests
@@ -73,6 +75,8 @@ COPIES: Final = 2
 LOOK_MS: Final = 1_000
 """The interval at which a Read that waits for its log looks whether it exists."""
 LONGEST_TIMEOUT_MS: Final = 2**32 - 1
+_NUMBERS: Final = count(1)
+"""Of calls, for the audit trail."""
 T = TypeVar("T")
 _NOT_YET: Final = pb.ReadResponse(status=pb.Status(code=pb.Status.SUCCESS)).SerializeToString()
 """The heartbeat of a Read whose log does not exist."""
@@ -253,7 +257,15 @@ class GrpcCalls:
             await call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         self.under_way += 1
         self.idle.clear()
-        return Caller(peer_address(call), grpc=True, region=region)
+        proof = PROOF.get()
+        return Caller(
+            peer_address(call),
+            proof.principal if proof is not None else None,
+            proof.restrictions if proof is not None else None,
+            grpc=True,
+            region=region,
+            session=f"grpc-{next(_NUMBERS)}",
+        )
 
     def _end(self, caller: Caller) -> None:
         self.under_way -= 1

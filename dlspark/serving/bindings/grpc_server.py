@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from inspect import isasyncgen
 from typing import Any, Final, TypeAlias
@@ -40,12 +40,15 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from dlspark.serving.bindings.grpc_calls import GrpcCalls, peer_address
+from dlspark.serving.bindings.grpc_tls import HEALTH, NO_PORT, PROOF, GrpcTls, proof_of_call, proof_over
 from dlspark.serving.bindings.service import STEP_BYTES, GrpcLimits, ProxyService
 from dlspark.serving.protocol.rpc_answers import NO_NAMES, GrpcNames
 from dlspark.serving.protocol.rpc_requests import SERVICE
+from dlspark.serving.security.authentication import Authentication, PeerProof
 from metadata.foundation.addresses import address_text
-from metadata.foundation.errors import check
+from metadata.foundation.errors import CallerError, check, present
 from metadata.foundation.tasks import end_tasks
+from metadata.security.proofs import NotAuthenticatedError
 
 logger = logging.getLogger(__name__)
 
@@ -99,10 +102,12 @@ def client_options(
 
 
 class CallsOfHosts(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gRPC has no types
-    """How many calls has each client's host, and is one more too many? Stands before all handlers of one server."""
+    """How many calls has each client's host, is one more too many, and who makes it? Stands before all handlers of one
+    server."""
 
-    def __init__(self, limits: GrpcLimits) -> None:
+    def __init__(self, limits: GrpcLimits, authentication: Authentication | None = None) -> None:
         self._limits = limits
+        self._authentication = authentication
         self._taken: dict[str, int] = {}
 
     async def intercept_service(
@@ -112,26 +117,59 @@ class CallsOfHosts(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gRPC ha
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """Return the handler of a call with the count before it; None where there is no such call."""
         handler = await continuation(handler_call_details)
-        return handler if handler is None else self._counted(handler)
+        return handler if handler is None else self._counted(handler, handler_call_details.method)
 
-    def _counted(self, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    def _counted(self, handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
         handle = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
 
         async def run(requests: object, context: Context) -> object:
             async with self._slot(context):
-                asked = requests if handler.request_streaming else await self._message(context)
-                answered = handle(asked, context)
-                # Health and reflection answer with generators; our own handlers write by themselves, or return one.
-                if not isasyncgen(answered):
-                    return await answered
-                async for answer in answered:
-                    await context.write(answer)
-                return None
+                proof = await self._proof(context, method)
+                if proof is not None and handler.response_streaming:
+                    return await self._while_proven(answer(requests, context), proof, context)
+                return await answer(requests, context)
+
+        async def answer(requests: object, context: Context) -> object:
+            asked = requests if handler.request_streaming else await self._message(context)
+            answered = handle(asked, context)
+            # Health and reflection answer with generators; our own handlers write by themselves, or return one.
+            if not isasyncgen(answered):
+                return await answered
+            async for one in answered:
+                await context.write(one)
+            return None
 
         streams = handler.response_streaming
         make = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
         made: grpc.RpcMethodHandler[Any, Any] = make(run, handler.request_deserializer, handler.response_serializer)
         return made
+
+    async def _proof(self, context: Context, method: str) -> PeerProof | None:
+        """Return what was proved of a call, None where nothing is to be; ends the call where that is not enough."""
+        if self._authentication is None:
+            return None
+        try:
+            proof = proof_of_call(self._authentication, context, peer_address(context), method)
+        except NotAuthenticatedError as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+            raise
+        PROOF.set(proof)
+        return None if method.startswith(HEALTH) else proof
+
+    async def _while_proven(self, answering: Coroutine[Any, Any, object], proof: PeerProof, context: Context) -> object:
+        """Return what a call that may last is answered; ends it with its proof."""
+        authentication = present(self._authentication, "there is a proof without who took it")
+        work = asyncio.ensure_future(answering)
+        over = asyncio.ensure_future(proof_over(authentication, proof, peer_address(context)))
+        try:
+            await asyncio.wait([work, over], return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            error = over.result()
+        finally:
+            await end_tasks([work, over], drop_errors=True)
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+        raise error
 
     @asynccontextmanager
     async def _slot(self, context: Context) -> AsyncIterator[None]:
@@ -170,10 +208,21 @@ class GrpcServer:
     Args:
         service: takes all requests.
         names: where proxies speak gRPC, for answers and requests that name one.
+        tls: TLS, and what clients must prove; None: neither.
     """
 
-    def __init__(self, service: ProxyService, *, limits: GrpcLimits | None = None, names: GrpcNames = NO_NAMES) -> None:
+    def __init__(
+        self,
+        service: ProxyService,
+        *,
+        limits: GrpcLimits | None = None,
+        names: GrpcNames = NO_NAMES,
+        tls: GrpcTls | None = None,
+    ) -> None:
         self.limits = limits or GrpcLimits()
+        self._tls = tls
+        self.tls_port: int | None = None
+        """The port at which TLS is spoken; None where it is not."""
         self._service = service
         self._names = names
         self._calls: GrpcCalls | None = None
@@ -203,7 +252,7 @@ class GrpcServer:
         check(self._server is None and not self._closed, "a gRPC server is started once")
         self._calls = GrpcCalls(self._service, self.limits, self._names)
         server = grpc.aio.server(
-            interceptors=(CallsOfHosts(self.limits),),
+            interceptors=(CallsOfHosts(self.limits, self._tls.authentication if self._tls is not None else None),),
             options=server_options(self.limits),
             maximum_concurrent_rpcs=self.limits.calls,
         )
@@ -211,15 +260,28 @@ class GrpcServer:
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        where = address_text(host or "::", port)
-        try:
-            self._port = server.add_insecure_port(where)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {where}: {error}") from error
+        self._open_ports(server, host, port)
         await server.start()
         self._server = server
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
         logger.info("serving gRPC on port %d", self._port)
+
+    def _open_ports(self, server: grpc.aio.Server, host: str, port: int) -> None:
+        """Listen. Raises OSError; CallerError where plain connections and TLS would have to share the port."""
+        tls = self._tls
+        if tls is None:
+            self._port = _listening(server, host, port, None)
+            return
+        plain_too, credentials = tls.authentication.plain_too, tls.credentials()
+        if plain_too and tls.port == NO_PORT:
+            raise CallerError(
+                "with security=optional gRPC needs a port for each kind of connection",
+                advice="Set grpcTlsPort for those under TLS, or leave gRPC out",
+            )
+        self._port = _listening(server, host, port, None if plain_too else credentials)
+        self.tls_port = self._port
+        if tls.port != NO_PORT:
+            self.tls_port = _listening(server, host, tls.port, credentials)
 
     async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
         """Stop: NOT_SERVING, refuse what is new, answer what is under way within `grace_s` seconds, end. Idempotent."""
@@ -240,3 +302,14 @@ class GrpcServer:
         finally:
             await end_tasks([idle])
         await server.stop(max(deadline - loop.time(), 0) if calls.under_way else min(grace_s, LAST_WORDS_S))
+
+
+def _listening(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
+    """Return the port that is listened on, under TLS with credentials. Raises OSError where it is taken."""
+    where = address_text(host or "::", port)
+    try:
+        if credentials is None:
+            return int(server.add_insecure_port(where))
+        return int(server.add_secure_port(where, credentials))
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {where}: {error}") from error

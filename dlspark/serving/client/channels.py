@@ -8,6 +8,8 @@ bring counts against a connection at the proxy, and writes must not wait for it.
     lost, or not made   everything under way fails, each saying whether it may have been done; what is sent in the next
                         moments fails at once (back-off: 50 ms, doubled up to 5 s), then it is tried again. A connection
                         that lived for 5 s begins anew
+    stale               it shows a certificate that was renewed meanwhile: another connection is made beside it, what is
+                        sent then goes there, and it ends once what is under way on it is answered
     silent              a connection that owes answers and has said nothing for `SILENCE_MS` is asked a handshake; if
                         that is not answered in the same time its host has stopped, and the connection is lost
 
@@ -48,6 +50,15 @@ class ProxyChannel(Protocol):
     """One connection to a proxy, as `bindings.frames_client` makes them."""
 
     closed: bool
+
+    @property
+    def stale(self) -> bool:
+        """True where it shows what is not to be shown any more: another one is to take its place."""
+        ...
+
+    def finish(self) -> None:
+        """Close it once nothing is under way; nothing more is sent on it."""
+        ...
 
     def submit(self, request: Request, reply: Reply) -> int:
         """Send; `reply` is called exactly once, with a refusal where the connection is lost. Returns a number."""
@@ -146,6 +157,7 @@ class _Channel:
         "_opened_at",
         "_opening",
         "_pinged",
+        "_replacing",
         "_timer",
         "_try_again_at",
         "_waiting",
@@ -169,6 +181,7 @@ class _Channel:
         self.heard_at = self.used_at = 0.0
         self._waiting: deque[ChannelRequest] = deque()
         self._opening: asyncio.Task[None] | None = None
+        self._replacing: asyncio.Task[None] | None = None
         self._opened_at = 0.0
         self._backoff_s = 0.0
         self._try_again_at = 0.0
@@ -183,6 +196,8 @@ class _Channel:
     def submit(self, sending: ChannelRequest) -> None:
         channel = self.channel
         if channel is not None and not channel.closed:
+            if channel.stale and self._replacing is None and self.now() >= self._try_again_at:
+                self._replacing = self._host.loop.create_task(self._replace(channel))
             sending.send(channel)
             if self._timer is None and self._host.silence_s:
                 self.heard_at = self.now()
@@ -203,7 +218,7 @@ class _Channel:
 
     async def _open(self) -> None:
         try:
-            channel = await self._host.connect(self.address, self._closed)
+            channel = await self._connected()
         except DistributedLogError as error:
             self._failed(error)
             return
@@ -219,6 +234,33 @@ class _Channel:
         waiting, self._waiting = self._waiting, deque()
         for sending in waiting:
             self.submit(sending)
+
+    async def _connected(self) -> ProxyChannel:
+        """Return a new connection, whose end counts as long as no other one has taken its place."""
+        made: list[ProxyChannel] = []
+
+        def closed() -> None:
+            if self.channel is None or (made and self.channel is made[0]):
+                self._closed()
+
+        made.append(await self._host.connect(self.address, closed))
+        return made[0]
+
+    async def _replace(self, old: ProxyChannel) -> None:
+        """Have another connection take the place of a stale one, which serves until then, and where that fails."""
+        try:
+            new = await self._connected()
+        except DistributedLogError as error:
+            logger.warning("no connection to %s with the renewed certificate: %s", self.address, error)
+            self._back_off()
+            return
+        finally:
+            self._replacing = None
+        if self.channel is old and not old.closed:
+            self.channel, self._opened_at = new, self.now()
+            old.finish()
+        else:
+            new.finish()  # the old one was lost meanwhile, and its place is taken or will be
 
     def _failed(self, error: DistributedLogError) -> None:
         self._opening = None
@@ -275,6 +317,8 @@ class _Channel:
         if self._opening is not None:
             await end_tasks([self._opening], drop_errors=True)
             self._opening = None
+        if self._replacing is not None:
+            await end_tasks([self._replacing], drop_errors=True)
         channel, self.channel = self.channel, None
         if channel is not None:
             await channel.close()

@@ -67,6 +67,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.routing.hosts import address_of
 from dlspark.serving.routing.own_region import OwnRegionFirst
+from dlspark.serving.security.credentials import ClientCredentials
 from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.settings import Value
 from metadata.foundation.tasks import Once, each
@@ -157,7 +158,7 @@ class AsyncClient(OnOneLoop):
         made = settings if isinstance(settings, ThinClientSettings) else ThinClientSettings.from_mapping(settings or {})
         named = where if where is not None else list(made.regions()) or uri_or_default(None, _NAME_ONE)
         reading = fleets_of(read_from) if read_from is not None else []
-        client = cls(fleets_of(named), made, _over_frames(network), read_fleets=reading)
+        client = cls(fleets_of(named), made, _over_frames(network, made.credentials()), read_fleets=reading)
         await client.open()
         return client
 
@@ -535,8 +536,8 @@ _NETWORKS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Network]] 
 """The clients of one loop share what connections receive into: megabytes each otherwise."""
 
 
-def _over_frames(network: Network | None) -> Connect:
-    """Return what makes connections over frames, on this network."""
+def _over_frames(network: Network | None, credentials: ClientCredentials | None) -> Connect:
+    """Return what makes connections over frames, on this network; with credentials under TLS alone."""
     from dlspark.serving.bindings.frames_client import FramesClient
     from storage_node.transport.tcp import TcpNetwork
 
@@ -544,6 +545,6 @@ def _over_frames(network: Network | None) -> Connect:
     over = network or _NETWORKS.get(loop) or _NETWORKS.setdefault(loop, TcpNetwork())
 
     async def connect(address: str, on_closed: Callable[[], None]) -> ProxyChannel:
-        return await FramesClient.connect(over, address, on_closed=on_closed)
+        return await FramesClient.connect(over, address, on_closed=on_closed, credentials=credentials)
 
     return connect

@@ -28,6 +28,7 @@ from dlspark.serving.protocol.operations import Answer, Handshake, ProxyInfo, Re
 from dlspark.serving.protocol.request_checks import request_checksum
 from dlspark.serving.routing.hosts import Route
 from metadata.foundation.errors import OutcomeUnknownError
+from metadata.security.proofs import NotAuthenticatedError
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +190,10 @@ class InFlightRequest:
         if self._silence is not None and attempt == self.attempt:
             self._silence.remove(self)  # an older attempt's answer does not say that the last one is heard of
         now = self._dispatcher.now()
-        if isinstance(answer, ChannelFailure):
+        if isinstance(answer, ChannelFailure) and isinstance(answer.error, NotAuthenticatedError):
+            # What this client shows is refused: by any other proxy as well, and nothing was sent.
+            effect = routed.answered(attempt, refusal_of(answer.error), now)
+        elif isinstance(answer, ChannelFailure):
             sent = isinstance(answer.error, OutcomeUnknownError)
             effect = routed.failed(attempt, now, sent=sent, reason=answer.error.message)
         else:

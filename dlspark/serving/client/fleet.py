@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from dlspark.serving.routing.hosts import ProxyHost, split_address
 from metadata.foundation.errors import CallerError, NotAppliedError
 from metadata.foundation.tasks import each
+from metadata.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
     from dlspark.serving.process.membership import MemberWatch, ProxyMember
@@ -91,17 +92,24 @@ class AnnouncedFleet:
     Args:
         uri: the namespace's.
         open_store: gives a store for its servers, which the fleet closes; by default a ZooKeeper session is opened.
+        security: how that session is secured; None: as this process's environment says.
 
     Raises CallerError for a text that is not a namespace's URI.
     """
 
     says_regions = True
 
-    def __init__(self, uri: str, open_store: Callable[[str], MetadataStore] | None = None) -> None:
+    def __init__(
+        self,
+        uri: str,
+        open_store: Callable[[str], MetadataStore] | None = None,
+        security: SecuritySettings | None = None,
+    ) -> None:
         from metadata.distributedlog.namespaces import NamespaceUri
 
         self._uri = NamespaceUri.parse(uri)
         self._open_store = open_store
+        self._security = SecuritySettings() if security is None else security
         self._store: MetadataStore | None = None
         self._watches: list[MemberWatch] = []
         self._on_change: ChangeHandler | None = None
@@ -135,9 +143,9 @@ class AnnouncedFleet:
     async def _connect(self) -> MetadataStore:
         if self._open_store is not None:
             return self._open_store(self._uri.servers)
-        from metadata.zookeeper.client import ZooKeeperStore
+        from metadata.zookeeper.securing import open_session
 
-        return await ZooKeeperStore.connect(self._uri.servers, session_timeout_ms=SESSION_TIMEOUT_MS)
+        return await open_session(self._uri.servers, self._security, session_timeout_ms=SESSION_TIMEOUT_MS)
 
     def _write_changed(self, members: tuple[ProxyMember, ...]) -> None:
         self._changed(members, writes=True)
@@ -179,10 +187,11 @@ class AnnouncedFleet:
             await store.close()
 
 
-def fleet_of(where: str) -> Fleet:
-    """Return the fleet that a text names: `host:port,host:port`, or a namespace's URI. Raises CallerError."""
+def fleet_of(where: str, security: SecuritySettings | None = None) -> Fleet:
+    """Return the fleet that a text names: `host:port,host:port`, or a namespace's URI, whose session is secured as at
+    `AnnouncedFleet`. Raises CallerError."""
     if "://" in where:
-        return AnnouncedFleet(where)
+        return AnnouncedFleet(where, security=security)
     addresses = [one.strip() for one in where.split(",") if one.strip()]
     if not addresses:
         raise CallerError("no proxy is named", advice="Write host:port, or distributedlog://zookeeper:port/path")
@@ -193,11 +202,11 @@ def fleet_of(where: str) -> Fleet:
     return StaticFleet(addresses)
 
 
-def fleets_of(where: str | Sequence[str | Fleet]) -> list[Fleet]:
+def fleets_of(where: str | Sequence[str | Fleet], security: SecuritySettings | None = None) -> list[Fleet]:
     """Return one fleet a region, the local one first. Raises CallerError."""
     if isinstance(where, str):
-        return [fleet_of(where)]
-    fleets = [fleet_of(one) if isinstance(one, str) else one for one in where]
+        return [fleet_of(where, security)]
+    fleets = [fleet_of(one, security) if isinstance(one, str) else one for one in where]
     if not fleets:
         raise CallerError("no region is given", advice="Give one text for each region, the local one first")
     return fleets

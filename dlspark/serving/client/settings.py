@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dlspark.core.codec.producer_records import KEPT, MAX_NAME_BYTES
@@ -22,9 +22,11 @@ from dlspark.serving.client.write_sessions import SessionLimits
 from dlspark.serving.routing.hosts import BLACKOUT_S, ProxyHost, Route
 from dlspark.serving.routing.other_routes import ServerOrder, SingleHost
 from dlspark.serving.routing.ring import BALANCE, BoundedRing, HostRing
+from dlspark.serving.security.credentials import ClientCredentials, client_credentials
 from metadata.foundation.errors import CallerError
 from metadata.foundation.regions import region_named, said_region
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, Registry, setting
+from metadata.security.settings import REFUSED_SECURITY, SecuritySettings
 
 PAGE: Final = "docs/settings/thin-client.md"
 MINUTE_MS: Final = 60_000
@@ -288,8 +290,26 @@ class ThinClientSettings:
         own=True,
     )
 
+    token_file: str = setting(
+        TEXT,
+        "",
+        "tokenFile",
+        "A file with the bearer token that proves to proxies who the client is; it is shown anew when it changes. "
+        "Empty: the file that DLSPARK_TOKEN_FILE names, or the token in DLSPARK_TOKEN; without any the certificate "
+        "proves it",
+        own=True,
+        section="Who the client is",
+    )
+    tls: SecuritySettings = field(default_factory=SecuritySettings)
+    """Whether it speaks TLS, whom it believes, and the certificate that it shows."""
+
     def __post_init__(self) -> None:
         REGISTRY.check(self)
+        if self.tls.security == "optional":
+            raise SettingsError(
+                "security=optional is nothing to a thin client, which never speaks plain where it could speak TLS",
+                advice="Set security=on once the proxies speak TLS (security=optional there), until then off",
+            )
         if self.redirect_backoff_max_ms < self.redirect_backoff_start_ms:
             raise SettingsError(
                 f"redirectBackoffMaxMs={self.redirect_backoff_max_ms} is below "
@@ -321,8 +341,15 @@ class ThinClientSettings:
     @classmethod
     def from_mapping(cls, values: Mapping[str, object], base: ThinClientSettings | None = None) -> ThinClientSettings:
         """Return settings by their keys, over those of `base`. Raises SettingsError."""
-        read = REGISTRY.read_all(values).get(cls, {})
-        return replace(base if base is not None else cls(), **read)  # type: ignore[arg-type]
+        read = REGISTRY.read_all(values)
+        over = base if base is not None else cls()
+        try:
+            tls = replace(over.tls, **read[SecuritySettings]) if SecuritySettings in read else over.tls  # type: ignore[arg-type]
+        except SettingsError:
+            raise
+        except CallerError as error:
+            raise SettingsError(error.message, advice=error.advice) from None
+        return replace(over, **read.get(cls, {}), tls=tls)  # type: ignore[arg-type]
 
     @classmethod
     def from_properties(cls, location: str | os.PathLike[str]) -> ThinClientSettings:
@@ -361,6 +388,11 @@ class ThinClientSettings:
             interval_ms=self.periodic_handshake_interval_ms,
             sync_interval_ms=self.periodic_ownership_sync_interval_ms,
         )
+
+    def credentials(self) -> ClientCredentials | None:
+        """Return what is shown to proxies, under TLS; None where security is off. Raises SettingsError where what is to
+        be shown cannot be read."""
+        return client_credentials(self.tls, self.token_file)
 
     def own_region(self) -> str:
         """Return the region of this client; empty where nothing says it. Raises CallerError for the name of none in the
@@ -406,4 +438,6 @@ def _where(name: str) -> str:
     return name
 
 
-REGISTRY: Final = Registry((ThinClientSettings,), SettingsError, page=PAGE, refused=WITHOUT_MEANING)
+REGISTRY: Final = Registry(
+    (ThinClientSettings, SecuritySettings), SettingsError, page=PAGE, refused={**WITHOUT_MEANING, **REFUSED_SECURITY}
+)

@@ -20,6 +20,7 @@ it ends with the session, and the proxy ends all the same.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -43,6 +44,7 @@ from dlspark.serving.process.membership import (
     ProxyMember,
     proxy_member,
     read_proxy_member,
+    secured_member,
     watch_members,
 )
 from dlspark.serving.process.page import ProxyPage, ShownProxy
@@ -50,9 +52,14 @@ from dlspark.serving.process.peers import ProxyDirectory
 from dlspark.serving.process.rights_door import RightsDoor
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import ProxyKind, Request
+from dlspark.serving.security.authentication import Authentication
+from dlspark.serving.security.credentials import ClientCredentials
+from dlspark.serving.security.settings import ProxySecurity
 from metadata.foundation.errors import CallerError, DistributedLogError, present
+from metadata.foundation.tasks import end_tasks
 from metadata.security.audit import NOWHERE, Noted
 from metadata.security.listening import ListeningRule, is_loopback
+from metadata.security.settings import SecurityMode
 from metadata.store import join
 from storage_node.edge import Network
 
@@ -61,6 +68,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 
+REFRESH_S: Final = 4.0
+"""The interval at which certificates, lists of revoked ones and tokens' keys are read again."""
 NO_PORT: Final = -1
 """Of gRPC, and of the page: there is none."""
 FOLDERS: Final[Mapping[ProxyKind, str]] = {ProxyKind.WRITE: WRITE_PROXIES, ProxyKind.READ: READ_PROXIES}
@@ -139,6 +148,13 @@ class ServiceDoor:
             self._service.caller_gone(caller)
 
 
+async def _refresh(authentication: Authentication) -> None:
+    """Read what has changed, again and again."""
+    while True:
+        await asyncio.sleep(REFRESH_S)
+        await asyncio.to_thread(authentication.refresh)
+
+
 class ServiceHost:
     """What does a proxy begin and end besides its service, and in which order? All calls come from one event loop.
 
@@ -147,6 +163,7 @@ class ServiceHost:
         limits: those of the frames server.
         network: TCP, unless given.
         access: who may do what, beside the rules in ZooKeeper, and the audit trail.
+        security: whom it takes, and what it shows others; off, unless given.
     """
 
     def __init__(
@@ -156,18 +173,23 @@ class ServiceHost:
         limits: FramesLimits,
         *,
         access: AccessKeys | None = None,
+        security: ProxySecurity | None = None,
         network: Network | None = None,
         statistics: Statistics | None = None,
     ) -> None:
         self.network = network or frames_network(limits)
         self.statistics = statistics or Statistics()
         self.door = ServiceDoor()
-        self.demands_proof: bool | None = None
+        self._security = security or ProxySecurity()
+        mode = self._security.mode
+        self.demands_proof: bool | None = None if mode is SecurityMode.OFF else mode is SecurityMode.ON
         """Whether clients that have proved nothing are refused; None: nothing can be proved, so there are no rights."""
         self.noted: Noted = NOWHERE
         """The audit trail."""
         self.rights: RightsDoor | None = None
         """What holds clients to their rights; None before it begins, and without security."""
+        self._authentication: Authentication | None = None
+        self._credentials: ClientCredentials | None = None
         self._access = access or AccessKeys()
         self.directory = ProxyDirectory()
         self.ending = AsyncExitStack()
@@ -243,6 +265,7 @@ class ServiceHost:
         settings = self._settings
         listening = self._listening_host()  # first of all: what must not listen tells nobody that it is there
         self.noted = open_audit(self._access, self.ending)
+        await self._read_proofs()
         if self.has_page:
             self._page = ProxyPage(shown, registry_of(self.statistics))
             await self._page.start(self._page_host(), settings.stats_port)
@@ -254,7 +277,7 @@ class ServiceHost:
                 self.door, namespace, self._access, self.noted, self.ending, demands_proof=self.demands_proof
             )
         # The port is opened before there is a service: locks and members name the location, which has the port.
-        frames = FramesServer(self.network, self._entrance, limits=self._limits)
+        frames = FramesServer(self.network, self._entrance, limits=self._limits, authentication=self._authentication)
         self.ending.push_async_callback(frames.close, grace_s=grace_s)
         await frames.start(listening, settings.port)
         self._endpoint = self._own(frames.port)
@@ -278,21 +301,55 @@ class ServiceHost:
             stats=self._announced_page(),
             region=region,
         )
+        if self._authentication is not None:
+            tls_port = grpc.tls_port if grpc is not None else None
+            member = self._member = secured_member(member, self._own(tls_port) if tls_port is not None else None)
         self.directory.use_own(member)
         return member
+
+    async def _read_proofs(self) -> None:
+        """Read certificates and keys, and go on reading them as they change. Raises SettingsError."""
+        if self._security.mode is SecurityMode.OFF:
+            return
+        authentication = await asyncio.to_thread(self._security.authentication, self.noted)
+        self._authentication = authentication
+        self._credentials = await asyncio.to_thread(self._security.for_peers)
+        if self.demands_proof is False:
+            _LOG.warning(
+                "security=optional: connections without TLS are taken as well, and prove nothing; set security=on once "
+                "every client speaks TLS"
+            )
+        if authentication is not None:
+            reading = asyncio.get_running_loop().create_task(_refresh(authentication))
+            self.ending.push_async_callback(end_tasks, [reading], drop_errors=True)
+
+    def credentials_for(self, address: str) -> ClientCredentials | None:
+        """Return what is shown to another proxy, under TLS; None: nothing, without TLS."""
+        # While a tier is changed over, one after the other begins to speak TLS, and says so in its member.
+        if self.demands_proof is False and not self.directory.speaks_tls(address):
+            return None
+        return self._credentials
 
     async def _start_grpc(self, limits: GrpcLimits | None) -> GrpcServer | None:
         if self._settings.grpc_port == NO_PORT:
             return None
         try:
             from dlspark.serving.bindings.grpc_server import GrpcServer
+            from dlspark.serving.bindings.grpc_tls import GrpcTls
         except ImportError as error:
             raise CallerError(
                 f"gRPC is not installed: {error}",
                 advice="Install grpcio, grpcio-health-checking, grpcio-reflection; or serve frames alone, with -1 for "
                 "server_grpc_port (--grpc-port) of a write proxy, grpcPort of a read proxy",
             ) from error
-        server = GrpcServer(self._entrance, limits=limits, names=self.directory)
+        server = GrpcServer(
+            self._entrance,
+            limits=limits,
+            names=self.directory,
+            tls=GrpcTls(self._authentication, self._security.grpc.grpc_tls_port, proves=self._security.tls.proves)
+            if self._authentication is not None
+            else None,
+        )
         await server.start(self._listening_host(), self._settings.grpc_port)
         self.ending.push_async_callback(server.close)
         return server
@@ -306,7 +363,9 @@ class ServiceHost:
         """Return where frames and gRPC are served. Raises CallerError where that is not safe."""
         key = "listenHost" if self._kind is ProxyKind.READ else "server_host"
         rule = ListeningRule(f"the {self._kind.name.lower()} proxy", key, self._settings.insecure_listen)
-        return rule.host(self._settings.host, secured=False, advertised=self._settings.advertised_host)
+        return rule.host(
+            self._settings.host, secured=self.demands_proof is not None, advertised=self._settings.advertised_host
+        )
 
     def _page_host(self) -> str:
         key = "statsHost" if self._kind is ProxyKind.READ else "server_stats_host"

@@ -49,6 +49,8 @@ ALIVE: Final = "ALIVE"
 FRAMES: Final = "frames"
 """The named address at which a proxy of this project speaks frames; `GRPC`, where it speaks gRPC."""
 GRPC: Final = "grpc"
+FRAMES_TLS: Final = "frames-tls"
+GRPC_TLS: Final = "grpc-tls"
 LOGS_READ: Final = "logs-read"
 """The named address at which a read proxy says how many logs it reads: where it speaks frames."""
 STATS: Final = "stats"
@@ -85,7 +87,8 @@ class ProxyMember:
     endpoint: ProxyEndpoint
     """The address that clients dial, and that a location names."""
     endpoints: Mapping[str, ProxyEndpoint] = field(default_factory=lambda: MappingProxyType({}))
-    """Addresses by name: upstream's `service`, `thrift`, `aurora` and `stats`; and `frames`, `grpc`, `logs-read`."""
+    """Addresses by name: upstream's `service`, `thrift`, `aurora` and `stats`; and `frames`, `grpc`, `logs-read`,
+    `frames-tls`, `grpc-tls`."""
     shard: int = NO_SHARD
     status: str = ALIVE
     region: str | None = None
@@ -102,6 +105,11 @@ class ProxyMember:
     def frames(self) -> ProxyEndpoint | None:
         """The address at which it speaks frames; None for a proxy of another project."""
         return self.endpoints.get(FRAMES)
+
+    @property
+    def secured(self) -> bool:
+        """True where it speaks frames under TLS, at the same address."""
+        return FRAMES_TLS in self.endpoints
 
     @property
     def grpc(self) -> ProxyEndpoint | None:
@@ -170,6 +178,12 @@ def proxy_member(
     named = {"aurora": stats, STATS: stats, "service": endpoint, "thrift": endpoint, FRAMES: endpoint, GRPC: grpc}
     endpoints = MappingProxyType({name: one for name, one in named.items() if one})
     return ProxyMember(endpoint, endpoints, shard, region=region)
+
+
+def secured_member(member: ProxyMember, grpc_tls: ProxyEndpoint | None) -> ProxyMember:
+    """Return the same of a proxy that speaks TLS, over gRPC at this address."""
+    named = {**member.endpoints, FRAMES_TLS: member.endpoint, GRPC_TLS: grpc_tls}
+    return replace(member, endpoints=MappingProxyType({name: one for name, one in named.items() if one}))
 
 
 def read_proxy_member(

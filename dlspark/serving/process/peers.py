@@ -27,6 +27,7 @@ from dlspark.serving.process.membership import ProxyMember
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import Answer, ListedProxy, ProxyKind, ProxyList, Request
 from dlspark.serving.routing.hosts import address_of
+from dlspark.serving.security.credentials import ClientCredentials
 from metadata.foundation.errors import CallerError, DistributedLogError, OutcomeUnknownError
 from metadata.foundation.tasks import each
 from storage_node.edge import Network
@@ -35,6 +36,11 @@ CONNECT_TIMEOUT_MS: Final = 2_000
 CALL_TIMEOUT_MS: Final = 10_000
 MAX_PEERS: Final = 1_024
 """Connections at a time; one more closes the idle one that was used the longest time ago."""
+
+
+def no_credentials(_address: str) -> ClientCredentials | None:
+    """Return what is shown where security is off."""
+    return None
 
 
 class ProxyDirectory:
@@ -46,6 +52,8 @@ class ProxyDirectory:
         self._grpc_of: dict[str, str] = {}
         """Where a proxy speaks gRPC, by its location; those that do not speak it are left out."""
         self._locations: dict[str, str] = {}
+        self._secured: frozenset[str] = frozenset()
+        """Addresses at which TLS is spoken."""
         self._addresses: frozenset[str] = frozenset()
         """Of write proxies."""
 
@@ -68,11 +76,16 @@ class ProxyDirectory:
         known = [*(one for members in self._members.values() for one in members), *own]
         self._grpc_of = {one.location: str(one.grpc) for one in known if one.grpc is not None}
         self._locations = {address: location for location, address in self._grpc_of.items()}
+        self._secured = frozenset(str(one.endpoint) for one in known if one.secured)
         self._addresses = frozenset(str(one.endpoint) for one in self._members.get(ProxyKind.WRITE, ()))
 
     def announced(self, location: str) -> bool:
         """Return whether a write proxy with the address of this location is announced: its session has not ended."""
         return address_of(location) in self._addresses
+
+    def speaks_tls(self, address: str) -> bool:
+        """Return whether a proxy of this address announces that it speaks frames under TLS."""
+        return address in self._secured
 
     def grpc_address(self, location: str) -> str:
         """Return where the proxy at a location speaks gRPC; empty where it does not, or that is not known."""
@@ -99,6 +112,7 @@ class ProxyPeers:
     Args:
         connect_timeout_ms: how long making a connection may take.
         on_lost: called with the address of a proxy whose connection ended.
+        credentials_for: what is shown to the proxy at an address, under TLS; None: nothing, without TLS.
     """
 
     def __init__(
@@ -107,8 +121,10 @@ class ProxyPeers:
         *,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         on_lost: Callable[[str], None] | None = None,
+        credentials_for: Callable[[str], ClientCredentials | None] = no_credentials,
     ) -> None:
         self._network = network
+        self._credentials_for = credentials_for
         self._on_lost = on_lost
         self._connect_timeout_ms = connect_timeout_ms
         self._clients: dict[str, FramesClient] = {}
@@ -139,12 +155,16 @@ class ProxyPeers:
         try:
             async with lock:
                 client = self._clients.pop(address, None)
+                if client is not None and client.stale:
+                    client.finish()  # what is under way ends there
+                    client = None
                 if client is None or client.closed:
                     client = await FramesClient.connect(
                         self._network,
                         address,
                         timeout_ms=self._connect_timeout_ms,
                         on_closed=partial(self._on_lost, address) if self._on_lost is not None else None,
+                        credentials=self._credentials_for(address),
                     )
                 self._clients[address] = client
         finally:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from dlspark.core.metrics.registries import Statistics
@@ -30,13 +30,14 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.bindings.service import FramesLimits
 from dlspark.serving.process.host import ServiceHost
 from dlspark.serving.process.membership import ProxyMember
-from dlspark.serving.process.peers import ProxyPeers
+from dlspark.serving.process.peers import ProxyPeers, no_credentials
 from dlspark.serving.protocol.operations import Answer, Handshake, ProxyInfo, ProxyKind, ProxyStatus
 from dlspark.serving.read_proxy.balance import SENT_S, ReadBalance
 from dlspark.serving.read_proxy.figures import figures_shown_in
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
 from dlspark.serving.routing.hosts import ProxyHost
+from dlspark.serving.security.credentials import ClientCredentials
 from metadata.foundation.errors import present
 from metadata.foundation.tasks import end_tasks
 from storage_node.edge import Network
@@ -67,12 +68,21 @@ class PeerCounts:
         network: connects to peers.
         own: the member that is left out. Where it says its region, so are those of other regions: a client of this one
             that was sent there would read every entry from afar.
+        credentials_for: what is shown to the proxy at an address.
     """
 
-    def __init__(self, balance: ReadBalance, network: Network, own: ProxyMember) -> None:
+    def __init__(
+        self,
+        balance: ReadBalance,
+        network: Network,
+        own: ProxyMember,
+        credentials_for: Callable[[str], ClientCredentials | None] = no_credentials,
+    ) -> None:
         self._balance = balance
         self._own = own
-        self._peers = ProxyPeers(network, connect_timeout_ms=ANSWER_TIMEOUT_MS, on_lost=balance.lost)
+        self._peers = ProxyPeers(
+            network, connect_timeout_ms=ANSWER_TIMEOUT_MS, on_lost=balance.lost, credentials_for=credentials_for
+        )
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._all: dict[asyncio.Task[None], None] = {}
         """Tasks, of proxies that are gone too, until they have ended."""
@@ -155,6 +165,7 @@ class ReadProxy:
             settings,
             _frames_limits(settings),
             access=settings,
+            security=settings.security,
             network=network,
             statistics=statistics,
         )
@@ -217,7 +228,7 @@ class ReadProxy:
             balance = service.balance = ReadBalance(
                 settings.read_balance, sent_s=max(SENT_S, settings.linger_ms / 1000)
             )
-            self._counts = PeerCounts(balance, host.network, member)
+            self._counts = PeerCounts(balance, host.network, member, host.credentials_for)
             host.ending.push_async_callback(self._counts.close)
         await host.watch(self._members_changed)
         # Before the bindings end: they wait for answers, which readers at the end of a log would not get for long.
@@ -227,7 +238,9 @@ class ReadProxy:
         _LOG.info("the read proxy %s serves %s", self.location, namespace.uri)
 
     async def _open_namespace(self) -> AsyncNamespace:
-        return self._given or await AsyncNamespace.open(self._uri, statistics=self.host.statistics)
+        return self._given or await AsyncNamespace.open(
+            self._uri, self.settings.security.for_namespace or None, statistics=self.host.statistics
+        )
 
     def _members_changed(self, kind: ProxyKind, members: tuple[ProxyMember, ...], _: frozenset[str]) -> None:
         if kind is ProxyKind.READ and self._counts is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from dlspark.errors import SettingsError
 from dlspark.serving.bindings.service import CONNECTIONS
 from dlspark.serving.process.access import AccessKeys
 from dlspark.serving.routing.ring import BALANCE
+from dlspark.serving.security.settings import SECURITY_CLASSES, ProxySecurity
 from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import (
     REAL,
@@ -21,6 +22,7 @@ from metadata.foundation.settings import (
     setting,
 )
 from metadata.security.listening import LOOPBACK, insecure_listen_setting
+from metadata.security.settings import REFUSED_SECURITY
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 MIB: Final = 1024 * 1024
@@ -166,6 +168,9 @@ class ReadProxySettings(AccessKeys):
         "Milliseconds after which a reader that asks for nothing loses its turn, and a feed without readers ends",
     )
 
+    security: ProxySecurity = field(default_factory=ProxySecurity)
+    """Whom it takes, and what it shows other proxies."""
+
     def __post_init__(self) -> None:
         REGISTRY.check(self)
         self.super_subjects()
@@ -183,7 +188,8 @@ class ReadProxySettings(AccessKeys):
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> ReadProxySettings:
         """Return settings by key. Raises SettingsError for an unknown key or a value that cannot be honoured."""
-        return cls(**REGISTRY.read_all(values).get(cls, {}))  # type: ignore[arg-type]
+        read = REGISTRY.read_all(values)
+        return cls(**read.get(cls, {}), security=ProxySecurity().changed(read))  # type: ignore[arg-type]
 
     @classmethod
     def from_properties(
@@ -197,4 +203,4 @@ class ReadProxySettings(AccessKeys):
         return cls.from_mapping(values | dict(given or {}))
 
 
-REGISTRY: Final = Registry([ReadProxySettings], SettingsError, page=PAGE)
+REGISTRY: Final = Registry([ReadProxySettings, *SECURITY_CLASSES], SettingsError, page=PAGE, refused=REFUSED_SECURITY)

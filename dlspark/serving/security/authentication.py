@@ -25,6 +25,7 @@ from dlspark.serving.security.token_claims import ProvenToken
 from dlspark.serving.security.tokens import TokenVerifier
 from metadata.foundation.errors import DistributedLogError
 from metadata.security.audit import NOWHERE, Noted
+from metadata.security.identity import TlsMaterial
 from metadata.security.principals import Principal
 from metadata.security.proofs import NotAuthenticatedError
 from metadata.security.restrictions import Restrictions
@@ -39,6 +40,14 @@ _WHAT_PROVES: Final = "Give the client a certificate (securityDirectory), or a t
 
 class ServerIdentity(Protocol):
     """What a proxy is to its clients, and what it knows of their certificates: `TlsIdentity`."""
+
+    generation: int
+    """Goes up when files have changed."""
+
+    @property
+    def material(self) -> TlsMaterial:
+        """The contents of the files, for gRPC."""
+        ...
 
     def server_context(self) -> ssl.SSLContext:
         """Return the context of connections that come from now on."""
@@ -86,6 +95,7 @@ class Authentication:
         identity: the proxy's certificates.
         tokens: verifies tokens; None: none is taken.
         plain_too: connections without TLS are taken as well, and prove nothing.
+        roles: of which a principal must have one, however it proved who it is; none: any principal is taken.
         audit: where refusals are noted.
     """
 
@@ -95,12 +105,14 @@ class Authentication:
         tokens: TokenVerifier | None = None,
         *,
         plain_too: bool = False,
+        roles: frozenset[str] = frozenset(),
         audit: Noted = NOWHERE,
         elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
         self.identity = identity
         self.plain_too = plain_too
         self._tokens = tokens
+        self._roles = roles
         self._audit = audit
         self._elapsed = elapsed
         self._judged: dict[bytes, tuple[float, str | None]] = {}
@@ -166,6 +178,8 @@ class Authentication:
             return None
         if proof.principal is None:
             return "nothing was proved: neither a certificate was shown, nor a token"
+        if self._roles and not self._roles & proof.principal.roles:
+            return f"none of its roles is taken here: {', '.join(sorted(proof.principal.roles)) or 'it has none'}"
         if proof.certificate is not None:
             why = self._judge(proof.certificate)
             if why is not None:

@@ -102,6 +102,7 @@ class WriteProxy:
             configuration.proxy,
             _frames_limits(configuration),
             access=configuration.proxy,
+            security=configuration.proxy.security,
             network=network,
             statistics=statistics,
         )
@@ -171,7 +172,7 @@ class WriteProxy:
             host.ending.callback(shown_in(host.statistics, self._scopes))
         namespace, frames = await host.begin(WriteProxyView(self), self._open_namespace)
         self._scopes.root.connections.follow(frames, lambda one: one.connection_count)
-        peers = ProxyPeers(host.network)
+        peers = ProxyPeers(host.network, credentials_for=host.credentials_for)
         host.ending.push_async_callback(peers.close)
         placement = self._make_placement(namespace)
         files = await self._open_files(namespace)

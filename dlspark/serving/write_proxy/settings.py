@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -30,6 +30,7 @@ from dlspark.core.settings.settings import REGISTRY as LOG_REGISTRY
 from dlspark.errors import SettingsError
 from dlspark.serving.bindings.service import CONNECTIONS, IDLE_MS, KEEPALIVE_MS
 from dlspark.serving.process.access import AccessKeys
+from dlspark.serving.security.settings import SECURITY_CLASSES, ProxySecurity
 from dlspark.serving.write_proxy.following_settings import FollowKeys
 from dlspark.serving.write_proxy.tier.following import FollowRules
 from metadata.foundation.errors import CallerError
@@ -46,6 +47,7 @@ from metadata.foundation.settings import (
     settings_of,
 )
 from metadata.security.listening import LOOPBACK, insecure_listen_setting
+from metadata.security.settings import REFUSED_SECURITY
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -409,6 +411,9 @@ class WriteProxySettings(
     Raises SettingsError for values that cannot be honoured.
     """
 
+    security: ProxySecurity = field(default_factory=ProxySecurity)
+    """Whom it takes, and what it shows other proxies."""
+
     def __post_init__(self) -> None:
         REGISTRY.check(self)
         self.converter()
@@ -421,8 +426,9 @@ class WriteProxySettings(
 
         Raises SettingsError.
         """
-        changed = REGISTRY.read_all(values).get(cls, {})
-        return replace(base if base is not None else cls(), **changed)  # type: ignore[arg-type]
+        read = REGISTRY.read_all(values)
+        over = base if base is not None else cls()
+        return replace(over, **read.get(cls, {}), security=over.security.changed(read))  # type: ignore[arg-type]
 
     @classmethod
     def from_properties(cls, path: str | os.PathLike[str]) -> WriteProxySettings:
@@ -476,7 +482,9 @@ WITHOUT_MEANING: Final[Mapping[str, str]] = {
 }
 """Upstream's keys that mean nothing here, and why: a proxy's file may have them, nothing else."""
 
-REGISTRY: Final = Registry([WriteProxySettings], SettingsError, page=PAGE, refused=WITHOUT_MEANING)
+REGISTRY: Final = Registry(
+    [WriteProxySettings, *SECURITY_CLASSES], SettingsError, page=PAGE, refused={**WITHOUT_MEANING, **REFUSED_SECURITY}
+)
 
 
 # ---------------------------------------------------------------------- where they come from
@@ -522,9 +530,9 @@ def read_configuration(
     others = {name: value for name, value in environment.items() if name not in variables and name != FILE_VARIABLE}
     by_option = _split(given or {})
     settings = Settings.from_environment(others, Settings.from_mapping(logs)).with_values(by_option[1])
-    return ProxyConfiguration(
-        WriteProxySettings.from_mapping(proxy | by_option[0]), settings.with_values({_LOCK_TIMEOUT: 0})
-    )
+    own = WriteProxySettings.from_mapping(proxy | by_option[0])
+    # One switch for the whole process: what it asks of storage nodes is secured as what is asked of it.
+    return ProxyConfiguration(own, settings.with_values({_LOCK_TIMEOUT: 0, **own.security.for_namespace}))
 
 
 def _with_meaning(values: Mapping[str, str], path: Path) -> dict[str, str]:

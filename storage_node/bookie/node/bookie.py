@@ -23,6 +23,7 @@ from metadata.bookkeeper.topology import TopologyStore
 from metadata.foundation.descriptors import current_limit
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks, undisturbed
+from metadata.security.audit import Noted
 from metadata.store import MetadataStore
 from storage_node.bookie.disk.cookies import check_cookies
 from storage_node.bookie.disk.resources import (
@@ -180,6 +181,11 @@ class Bookie:
         if self._disks is None:
             raise BookieFailedError("the bookie is not started")
         return self._disks
+
+    @property
+    def noted(self) -> Noted:
+        """The audit trail."""
+        return self._security.audit
 
     @property
     def max_list_bytes(self) -> int:

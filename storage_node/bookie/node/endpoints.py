@@ -15,6 +15,7 @@ others are this node's own. Counters count from the start of the process.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -24,6 +25,9 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
+from metadata.foundation.tasks import end_tasks
+from metadata.security.audit import NOWHERE, Noted
+from metadata.security.identity import TlsIdentity
 from metadata.security.listening import ListeningRule
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.node.identity import listening_host
@@ -43,13 +47,18 @@ _NOT_READY: Final = Reply(b"the node does not serve\n", status=HTTPStatus.SERVIC
 
 
 @asynccontextmanager
-async def shown(settings: BookieSettings, bookie: Bookie) -> AsyncIterator[HttpServer | None]:
+async def shown(settings: BookieSettings, bookie: Bookie, noted: Noted = NOWHERE) -> AsyncIterator[HttpServer | None]:
     """Yield the endpoints for the length of a block, where they are wanted; begun before the node starts, so that they
-    answer that it is not ready yet. Raises BookieConfigurationError where the port cannot be listened on."""
+    answer that it is not ready yet. `noted`: the audit trail, for clients that are refused.
+
+    Raises BookieConfigurationError where the port cannot be listened on, IdentityError where TLS has no usable files.
+    """
     if not settings.http_server_enabled:
         yield None
         return
-    server = HttpServer(partial(answer, bookie))
+    identity = settings.http_tls.identity(settings.security)
+    tls = identity.server_context if identity is not None else None
+    server = HttpServer(partial(answer, bookie), tls=tls, refused=partial(_note_refused, noted))
     host, port = _http_host(settings), settings.http_server_port
     try:
         await server.start(host, port)
@@ -59,11 +68,27 @@ async def shown(settings: BookieSettings, bookie: Bookie) -> AsyncIterator[HttpS
             f"the HTTP server cannot listen on {where}: {error.strerror or error}",
             advice="Stop what listens there, or set another httpServerPort, or httpServerEnabled=false",
         ) from error
-    logger.info("HTTP is served on port %d", server.port)
+    logger.info("%s is served on port %d", "HTTP" if identity is None else "HTTPS", server.port)
+    refreshing: list[asyncio.Task[None]] = []
+    every_s = settings.security.tls_cert_files_refresh_duration_s
+    if identity is not None and every_s:
+        refreshing.append(asyncio.get_running_loop().create_task(_refresh(identity, every_s)))
     try:
         yield server
     finally:
+        await end_tasks(refreshing, drop_errors=True)
         await server.stop()
+
+
+async def _refresh(identity: TlsIdentity, every_s: float) -> None:
+    """Take over certificates and lists that have changed, from the next connection on."""
+    while True:
+        await asyncio.sleep(every_s)
+        await asyncio.to_thread(identity.refresh)
+
+
+def _note_refused(noted: Noted, peer: str, reason: str) -> None:
+    noted.note("connection", allowed=False, reason=reason, principal=None, peer=peer, scheme="tls", request="HTTP")
 
 
 def check_listening(settings: BookieSettings) -> None:
@@ -82,7 +107,7 @@ def _http_host(settings: BookieSettings) -> str:
         secure="switch TLS on (httpServerTlsEnable=true)",
         error=BookieConfigurationError,
     )
-    return rule.host(settings.http_server_host, secured=False)
+    return rule.host(settings.http_server_host, secured=settings.http_tls.enabled)
 
 
 def answer(bookie: Bookie, path: str) -> Reply | None:

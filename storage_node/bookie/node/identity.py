@@ -37,6 +37,7 @@ from metadata.bookkeeper.topology import TopologyStore
 from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import CorruptDataError, DistributedLogError
 from metadata.security.listening import ListeningRule, is_loopback
+from metadata.security.settings import SecurityMode
 from metadata.store import MetadataStore, SessionState
 from storage_node.edge import Disk
 from storage_node.errors import BookieConfigurationError
@@ -83,11 +84,13 @@ def _own_host(settings: BookieSettings) -> str:
 
 def listening_host(settings: BookieSettings) -> str:
     """Return the address that the node listens on. Raises BookieConfigurationError where others could reach it, nothing
-    is secured, and the settings do not say that this is meant."""
+    is secured, and the settings do not say that this is meant. `security=optional` is such a word: a cluster that is
+    being changed over takes plain connections on purpose."""
     rule = ListeningRule(
         "the storage node", "listeningAddress", settings.insecure_listen, error=BookieConfigurationError
     )
-    return rule.host(settings.listening_address, secured=False, advertised=settings.advertised_address)
+    secured = settings.security.server_mode() is not SecurityMode.OFF
+    return rule.host(settings.listening_address, secured=secured, advertised=settings.advertised_address)
 
 
 logger = logging.getLogger(__name__)

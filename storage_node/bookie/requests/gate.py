@@ -9,6 +9,10 @@ A refused request of version 3 is answered EUA without a message of its own, an 
 Apache BookKeeper's bookies do; any other request of version 2 ends the connection. The reason is noted in the audit
 trail and never told to the peer (docs/reference/wire.md#authentication-and-tls).
 
+START_TLS is the last that is heard in plain, with one exception for Java's sake: its clients with SASL send their first
+AUTH message, which is empty, right behind START_TLS without waiting. That one is kept and answered under TLS. Whoever
+puts it there from outside gains a challenge that the client is sent; anything that says more is cut.
+
 A gate takes the place of its connection at the link until all is proved. Then it hands the link over, so that it costs
 nothing from there on; what is left of it answers whether the proof still holds. While it is shut its connection counts
 as one that has asked nothing yet, and goes first where there are too many (`transport.admission`).
@@ -21,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from metadata.foundation.errors import InvariantViolation
 from metadata.foundation.pacing import MessageLimit
 from metadata.security.audit import NOWHERE, Noted
 from metadata.security.certificates import pem_blocks
@@ -32,7 +37,6 @@ from metadata.security.sasl.binding import server_end_point
 from metadata.security.settings import SecurityMode
 from storage_node.bookie.requests.connections import ServedConnection
 from storage_node.bookie.requests.dialects import VERSION_THREE, VERSION_TWO, Heard, Misversioned
-from storage_node.bookie.requests.limits import ALLOWANCE_BYTES
 from storage_node.edge import TlsTerms
 from storage_node.errors import ProtocolError, TlsError, TooManyFieldsError
 from storage_node.protocol import v2
@@ -54,6 +58,9 @@ from storage_node.transport.tls import securable
 
 CONNECTION: Final = "connection"
 """The event of the audit trail under which connections are noted."""
+
+MAX_REFUSALS: Final = 100
+"""Requests that are refused on one connection: each takes an answer, and a note."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +98,13 @@ class SecurityGate:
         """The client's, if it has shown one."""
         self._refused: str | None = None
         """Why nothing is heard from this client any more."""
+        self._refusals = 0
         self._open = False
         self._dialect = VERSION_THREE
+        self._starting: StartTlsRequest | None = None
+        """START_TLS that is answered when all that came with it has been heard."""
+        self._early: AuthRequest | None = None
+        """The empty AUTH that came in plain behind it."""
 
     # ------------------------------------------------------------------------------------ FrameHandler
 
@@ -100,6 +112,12 @@ class SecurityGate:
         """Hear what proves something; refuse everything else."""
         if self._open:  # behind the last proof, in the same read
             self._connection.frame_received(frame)
+            return
+        if self._starting is not None:
+            if not self._hear_early(frame):
+                reason = "bytes came in plain behind the last frame before TLS"
+                self._note(False, reason, None)
+                raise ProtocolError(reason, node=self._link.peer)
             return
         request = self._decode(frame)
         if self._refused is not None:
@@ -116,11 +134,12 @@ class SecurityGate:
             self._refuse(request, "the client has not proved who it is")
         elif self._enter("a plain connection"):
             self._connection.frame_received(frame)
-        if self._link.queued_bytes > ALLOWANCE_BYTES:
-            raise ProtocolError("it takes none of the answers that refuse it", node=self._link.peer)
 
     def batch_done(self) -> None:
-        """Pass it on, once the connection is heard."""
+        """Pass it on, once the connection is heard; begin TLS where that was asked for."""
+        if self._starting is not None:
+            starting, self._starting = self._starting, None
+            self._begin_tls(starting)
         if self._open:
             self._connection.batch_done()
 
@@ -150,13 +169,33 @@ class SecurityGate:
                 self._turn_away("TLS was asked for twice")
                 self._link.close()
             return
+        self._starting = request
+
+    def _hear_early(self, frame: memoryview | bytes) -> bool:
+        """Keep the one message that may come in plain behind START_TLS. Returns whether it is that."""
+        try:
+            request = self._decode(memoryview(frame))
+        except ProtocolError:
+            return False
+        if self._early is not None or not isinstance(request, AuthRequest) or request.payload:
+            return False
+        if request.plugin not in self._security.authenticators:
+            return False
+        self._early = request
+        return True
+
+    def _begin_tls(self, request: StartTlsRequest) -> None:
+        identity = self._security.identity
+        if identity is None:
+            raise InvariantViolation("TLS is begun without certificates")
         context = identity.server_context()
         material = identity.material
         self._facts = ChannelFacts(
             self._link.peer, secured=True, binding=lambda: server_end_point(pem_blocks(material.chain)[0].body)
         )
         self._link.send(encode_start_tls_response(request.txn_id))
-        terms = TlsTerms(context, server_side=True, limit_s=self._security.handshake_s)
+        early = self._hear_early if self._security.authenticators else None
+        terms = TlsTerms(context, server_side=True, limit_s=self._security.handshake_s, plain_behind=early)
         securable(self._link).start_tls(terms, self._secured)
         self._under_tls = True  # what follows is heard under TLS, or not at all
 
@@ -174,6 +213,8 @@ class SecurityGate:
         self._authentication.secured(self._facts)
         if self._authentication.proven:
             self._enter("TLS")
+        elif self._early is not None:
+            self._auth(self._early)
 
     def _judge(self) -> Principal | None:
         """Return whom the client's certificate names, None where it has shown none. Raises PeerRefusedError."""
@@ -252,7 +293,12 @@ class SecurityGate:
         )
 
     def _refuse(self, request: Heard, reason: str) -> None:
-        """Refuse a request as upstream's bookies do."""
+        """Refuse a request as upstream's bookies do. A client that goes on like that is cut."""
+        self._refusals += 1
+        if self._refusals > MAX_REFUSALS:
+            self._tell(f"{reason}, and the client was told so {MAX_REFUSALS} times")
+            self._link.close()
+            return
         if isinstance(request, Misversioned):
             raise ProtocolError(f"{reason}, and version 2 has no answer to that", node=self._link.peer)
         if isinstance(request, BatchReadRequest) or (
@@ -261,7 +307,8 @@ class SecurityGate:
             self._refuse_version_2(request, reason)
         else:
             self._link.send(encode_error_response(request.txn_id, request.operation, Status.EUA))
-        self._lines.log(logging.WARNING, "refusing %s: %s", self._link.peer, reason)
+        if self._refusals == 1:  # the trail has the others
+            self._lines.log(logging.WARNING, "refusing %s: %s", self._link.peer, reason)
         self._note(False, reason, self._connection.principal, request.operation.name)
 
     def _refuse_version_2(

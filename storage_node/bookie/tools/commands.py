@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
-from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.securing import open_session
 from storage_node.bookie.tools.cluster import Cluster
 from storage_node.bookie.tools.offline import Offline, directories_status
 from storage_node.bookie.tools.repair import LimboOutcome, format_directories, judge_limbo, mark_missing
@@ -47,7 +47,7 @@ def _settings(conf: Path) -> BookieSettings:
 
 def _in_cluster(settings: BookieSettings, work: Callable[[Cluster], Awaitable[T]]) -> T:
     async def run() -> T:
-        store = await ZooKeeperStore.connect(settings.zk_servers, session_timeout_ms=settings.zk_timeout_ms)
+        store = await open_session(settings.zk_servers, settings.security, session_timeout_ms=settings.zk_timeout_ms)
         try:
             return await work(Cluster(store, settings.zk_ledgers_root_path))
         finally:

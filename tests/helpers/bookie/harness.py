@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import DigestType
+from metadata.security.audit import NOWHERE, Noted
+from metadata.security.exchange import Authenticator
 from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.node.bookie import Bookie
+from storage_node.bookie.node.security import node_security
 from storage_node.bookie.requests.handlers import list_group, list_head
-from storage_node.edge import Link
+from storage_node.edge import Clock, Link
 from storage_node.protocol.decoding import decode_response
 from storage_node.protocol.digests import EntryDigest, master_key
 from storage_node.protocol.encoding import (
@@ -145,9 +148,12 @@ class WireClient:
         answer = await asyncio.wait_for(self._ask(encode_write_lac_request(self._txn, ledger, lac, key, body)), 20)
         return answer.status
 
-    async def ask(self, encode: Callable[[int], bytes]) -> Response:
+    def send_ask(self, encode: Callable[[int], bytes]) -> asyncio.Future[Response]:
         self._txn += 1
-        return await asyncio.wait_for(self._ask(encode(self._txn)), 20)
+        return self._ask(encode(self._txn))
+
+    async def ask(self, encode: Callable[[int], bytes]) -> Response:
+        return await asyncio.wait_for(self.send_ask(encode), 20)
 
 
 @dataclass
@@ -177,9 +183,20 @@ class BookieCluster:
         }
         return BookieSettings(**values)  # type: ignore[arg-type]
 
-    async def start(self, name: str = "a", *, disk: SystemDisk | None = None, **overrides: object) -> Bookie:
+    async def start(
+        self,
+        name: str = "a",
+        *,
+        disk: SystemDisk | None = None,
+        clock: Clock | None = None,
+        audit: Noted = NOWHERE,
+        authenticators: Mapping[str, Authenticator] | None = None,
+        **overrides: object,
+    ) -> Bookie:
         store = MemoryStore(self.tree)
-        bookie = Bookie(self.settings(name, **overrides), store, network=TcpNetwork(), disk=disk)
+        settings = self.settings(name, **overrides)
+        security = node_security(settings, authenticators=authenticators, audit=audit)
+        bookie = Bookie(settings, store, network=TcpNetwork(), disk=disk, clock=clock, security=security)
         try:
             await bookie.start()
         except BaseException:

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from helpers.bookie.harness import KEY, BookieCluster
+from helpers.bookie.harness import KEY, BookieCluster, WireClient
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import Link
 from storage_node.protocol import v2
 from storage_node.protocol.schema import Status
 from storage_node.protocol.values import AddResponse, BatchReadResponse, ReadResponse, ResponseV2
+from storage_node.transport.tls import securable
 
 T = TypeVar("T")
 
@@ -32,6 +33,16 @@ class PacketClient:
         address = bookie.address
         client.link = await cluster.network.connect(address.host, address.port, client, timeout_ms=5000)
         cluster.clients.append(client)  # type: ignore[arg-type]  # it is closed like the others
+        return client
+
+    @classmethod
+    def over(cls, first: WireClient) -> PacketClient:
+        """Take over the connection of a client of version 3, which has secured it."""
+        client = cls()
+        assert first.link is not None
+        client.link = first.link
+        securable(first.link).deliver_to(client)
+        first.link_closed(None)
         return client
 
     def frame_received(self, frame: memoryview) -> None:

@@ -99,8 +99,16 @@ class InteropCluster:
 class JavaBookies:
     """Real bookies inside a JVM, under a root of their own in ZooKeeper."""
 
-    def __init__(self, tool: JavaTool, zk: str, root: str, directory: Path, count: int) -> None:
-        self._start = partial(tool.call, "bookie.start", zk=zk, root=root)
+    def __init__(
+        self,
+        tool: JavaTool,
+        zk: str,
+        root: str,
+        directory: Path,
+        count: int,
+        settings: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        self._start = partial(tool.call, "bookie.start", zk=zk, root=root, settings=dict(settings))
         self._tool = tool
         self._places: dict[str, tuple[int, Path]] = {}
         self._down: set[str] = set()

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from metadata.security.identity import AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE, REVOKED_FILE
+from metadata.security.settings import SecuritySettings
 
 DAY = timedelta(days=1)
 CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
@@ -128,6 +129,11 @@ def write_folder(path: Path, pair: MintedPair, authorities: bytes, revoked: byte
     if revoked is not None:
         replace_file(path / REVOKED_FILE, revoked)
     return path
+
+
+def secured_by(folder: Path) -> SecuritySettings:
+    """Return the settings of a process that proves itself with an identity folder."""
+    return SecuritySettings(security="on", security_directory=str(folder))
 
 
 def replace_file(path: Path, content: bytes) -> None:

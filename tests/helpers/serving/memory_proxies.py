@@ -340,6 +340,12 @@ class MemoryLink:
         self._loop.call_soon(self._arrive, number, request)
         return number
 
+    stale = False
+    """It shows no proof that could be renewed."""
+
+    def finish(self) -> None:
+        """Close once nothing is under way: never asked for, as it is never stale."""
+
     def forget(self, number: int) -> None:
         """Drop the answer, which is not wanted any more."""
         if number in self._replies:

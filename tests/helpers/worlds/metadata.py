@@ -13,6 +13,7 @@ from typing import Protocol
 from kazoo.client import KazooClient
 
 from metadata.store import MetadataStore
+from metadata.zookeeper.access import access_by_id
 from metadata.zookeeper.client import ZooKeeperStore
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from metadata.zookeeper.memory import MemoryStore, MemoryTree
@@ -95,7 +96,9 @@ class ZooKeeperServer:
     async def open(self, acl_id: str | None = None, restrict: bool = True) -> MetadataStore:
         self.stores.append(
             await ZooKeeperStore.connect(
-                self.server.address, session_timeout_ms=10_000, acl_id=acl_id, restrict=restrict
+                self.server.address,
+                session_timeout_ms=10_000,
+                access=access_by_id(acl_id or "", restrict=restrict),
             )
         )
         return self.stores[-1]

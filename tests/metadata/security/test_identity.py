@@ -22,8 +22,8 @@ from metadata.security.identity import (
     REVOKED_FILE,
     TlsFiles,
     TlsIdentity,
-    in_memory,
 )
+from metadata.security.identity_files import in_memory
 
 
 @pytest.fixture(scope="module")
@@ -316,6 +316,22 @@ def test_an_authority_that_is_believed_no_more_ends_what_it_has_signed(
     assert server.judge(good.der) is None
 
 
+def test_a_peer_that_was_believed_by_itself_ends_when_it_is_taken_out(
+    tmp_path: Path, authority: MintedAuthority
+) -> None:
+    peer = MintedAuthority("elsewhere").issue("java-1", hosts=["localhost"])
+    ours = authority.folder(tmp_path / "ours", hosts=["localhost"])
+    replace_file(ours / AUTHORITIES_FILE, authority.pem + peer.certificate_pem)
+    identity_of = TlsIdentity(TlsFiles.of_folder(ours))
+    shake_hands(identity_of.server_context(), client_of(tmp_path, peer, authority))
+    assert identity_of.judge(peer.der) is None
+    replace_file(ours / AUTHORITIES_FILE, authority.pem)
+    assert identity_of.refresh()
+    assert "not believed any more" in str(identity_of.judge(peer.der))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(identity_of.server_context(), client_of(tmp_path, peer, authority))
+
+
 HALVES = {
     "half a certificate": (CERTIFICATE_FILE, lambda content: content[: len(content) // 2], "has no end"),
     "no certificate": (CERTIFICATE_FILE, lambda content: b"", "holds no certificate"),
@@ -398,7 +414,7 @@ def test_old_files_are_not_read_again(tmp_path: Path, server: TlsIdentity, monke
         if os.path.exists(path):
             os.utime(path, (1_000_000_000, 1_000_000_000))
     assert not server.refresh()
-    monkeypatch.setattr("metadata.security.identity.open", None, raising=False)
+    monkeypatch.setattr("metadata.security.identity_files.open", None, raising=False)
     assert not server.refresh()
 
 
@@ -481,3 +497,21 @@ def test_a_change_is_in_the_log_without_any_key(
     assert server.refresh()
     assert "generation 2, CN=node-2 until" in caplog.text
     assert "PRIVATE" not in caplog.text
+
+
+def test_what_ends_soon_is_warned_of_once(
+    tmp_path: Path, authority: MintedAuthority, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [now().timestamp()]
+    pair = authority.issue("node-1", hosts=["localhost"], ends=now() + 90 * DAY)
+    folder = write_folder(tmp_path / "one", pair, authority.pem, authority.revoke(ends=now() + 30 * DAY))
+    ours = TlsIdentity(TlsFiles.of_folder(folder), clock=lambda: clock[0])
+    assert not caplog.messages
+    clock[0] += 20 * DAY.total_seconds()
+    ours.refresh()
+    assert "the revocation list of CN=Authority of tests ends" in caplog.text
+    clock[0] += 50 * DAY.total_seconds()
+    ours.refresh()
+    ours.refresh()
+    assert "the certificate of CN=node-1 ends" in caplog.text
+    assert len(caplog.messages) == 2

@@ -162,6 +162,19 @@ def test_a_namespace_has_the_switch_too_and_the_ledger_client_s_keys_are_over_it
         Settings.from_mapping({"securityDirectory": "/id"})
 
 
+def test_files_are_read_once_where_they_are_not_to_be_looked_at_again(tmp_path: Path) -> None:
+    authority = MintedAuthority()
+    folder = authority.folder(tmp_path / "node", hosts=["localhost"])
+    settings = SecuritySettings(security="on", security_directory=str(folder), tls_cert_files_refresh_duration_s=0)
+    once = server_identity(settings)
+    looked = server_identity(replace(settings, tls_cert_files_refresh_duration_s=1))
+    assert once is not None
+    assert looked is not None
+    authority.folder(tmp_path / "node", hosts=["localhost"])
+    assert not once.refresh()
+    assert looked.refresh()
+
+
 def test_a_mapping_makes_the_principals_of_a_server(tmp_path: Path) -> None:
     authority = MintedAuthority()
     folder = authority.folder(tmp_path / "node", "node-1", hosts=["localhost"])

@@ -74,6 +74,8 @@ NO_PROXYS = (
     "metadata.distributedlog.cold_rebuilds",
     "metadata.distributedlog.cold_returns",
     "metadata.distributedlog.execution_notes",
+    "metadata.security.sasl",
+    "metadata.security.rights",
 )
 """Where errors are that no proxy meets."""
 INTERNAL = {

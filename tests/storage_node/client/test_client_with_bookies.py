@@ -8,85 +8,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.bookie.nodes import SETTINGS, Nodes, running
 from helpers.bookie.strangers import write_as_stranger
+from helpers.security.minting import MintedAuthority, secured_by
 
-from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
-from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.zookeeper.memory import MemoryStore, MemoryTree
-from storage_node.bookie.node.bookie import Bookie
-from storage_node.client.client import LedgerClient
 from storage_node.client.reader import ReplicaReader
 from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerFencedError, LedgerRecoveryError, UnauthorizedAccessError
-from storage_node.settings.bookie import MIB, BookieSettings
-from storage_node.settings.client import ClientSettings
+from storage_node.settings.bookie import MIB
 from storage_node.settings.placement import PlacementSettings
 
-SETTINGS = ClientSettings(
-    add_entry_timeout_ms=3_000,
-    read_entry_timeout_ms=3_000,
-    speculative_read_ms=500,
-    long_poll_ms=1_000,
-    vacancy_retry_ms=100,
-    replacement_pause_ms=200,
-)
 
-
-class Nodes:
-    """Four bookies, each with a directory and a metadata session of its own."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.tree = MemoryTree()
-        self.store = MemoryStore(self.tree)
-        self.ledgers = LedgerStore(self.store)
-        self.registry = BookieRegistry(self.store)
-        self.running: dict[str, tuple[Bookie, MemoryStore]] = {}
-        self.clients: list[LedgerClient] = []
-
-    async def start(self, name: str, port: int = 0) -> Bookie:
-        settings = BookieSettings(
-            journal_directories=(str(self.directory / name / "journal"),),
-            ledger_directories=(str(self.directory / name / "ledgers"),),
-            bookie_port=port,
-            listening_address="127.0.0.1",
-            bookie_id=name,
-            journal_max_size_mb=16,
-            journal_pre_alloc_size_mb=1,
-            skip_list_size_limit=32 * MIB,
-        )
-        store = MemoryStore(self.tree)
-        bookie = Bookie(settings, store)
-        await bookie.start()
-        self.running[name] = (bookie, store)
-        return bookie
-
-    async def stop(self, name: str) -> None:
-        bookie, store = self.running.pop(name)
-        await bookie.stop()
-        await store.close()
-
-    def client(self, settings: ClientSettings = SETTINGS) -> LedgerClient:
-        client = LedgerClient(self.ledgers, self.registry, settings=settings)
-        self.clients.append(client)
-        return client
-
-
-@pytest.fixture
-async def nodes(tmp_path: Path) -> AsyncIterator[Nodes]:
-    nodes = Nodes(tmp_path)
-    await nodes.ledgers.format()
-    for i in range(4):
-        await nodes.start(f"node-{i}")
-    try:
-        yield nodes
-    finally:
-        for client in nodes.clients:
-            await client.close()
-        for name in list(nodes.running):
-            await nodes.stop(name)
-        await nodes.store.close()
+@pytest.fixture(params=["plain", pytest.param("tls", marks=pytest.mark.long)])
+async def nodes(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Nodes]:
+    """Give four bookies: in plain, and in the long rounds under mutual TLS, where the same is promised."""
+    made = Nodes(tmp_path)
+    if request.param == "tls":
+        authority = MintedAuthority()
+        made.security = secured_by(authority.folder(tmp_path / "node", "node", roles=["node"], hosts=["127.0.0.1"]))
+        made.client_security = secured_by(authority.folder(tmp_path / "client", "client", roles=["client"]))
+    async with running(made):
+        yield made
 
 
 def payload(entry_id: int) -> bytes:
@@ -208,7 +151,7 @@ async def test_executors_read_by_location_alone(nodes: Nodes) -> None:
     await asyncio.gather(*(writer.add(payload(i)) for i in range(50)))
     await writer.close()
     location = await client.locate(writer.ledger_id)
-    reader = ReplicaReader(settings=SETTINGS)
+    reader = ReplicaReader(settings=replace(SETTINGS, security=nodes.client_security))
     try:
         assert [bytes(e.payload) async for e in reader.entries(location, 10, 49)] == [payload(i) for i in range(10, 50)]
     finally:
@@ -234,7 +177,7 @@ async def test_ids_that_strangers_wrote_under_are_passed_over_and_such_ledgers_r
     nodes: Nodes, count: int
 ) -> None:
     taken = [bookie.address for bookie, _ in list(nodes.running.values())[:count]]
-    await write_as_stranger(taken, range(100))
+    await write_as_stranger(taken, range(100), nodes.client_security)
     client = nodes.client()
     deserted = await client.create()
     await deserted.abandon()
@@ -267,7 +210,7 @@ async def test_a_node_says_that_a_ledger_has_another_key_only_once_that_is_on_it
         await reached()
 
     journal.durable = held  # type: ignore[method-assign]
-    await write_as_stranger([bookie.address], [7])
+    await write_as_stranger([bookie.address], [7], nodes.client_security)
     await nodes.ledgers.create(7, LedgerMetadata(1, 1, 1, (Ensemble(0, (name,)),)))
     opening = asyncio.ensure_future(client.open(7, recover=True))
     done, _ = await asyncio.wait([opening], timeout=0.5)
@@ -278,7 +221,7 @@ async def test_a_node_says_that_a_ledger_has_another_key_only_once_that_is_on_it
 
 async def test_a_node_that_may_have_forgotten_a_ledger_never_says_that_it_has_another_key_i11(nodes: Nodes) -> None:
     name, (bookie, _) = next(iter(nodes.running.items()))
-    await write_as_stranger([bookie.address], [7])
+    await write_as_stranger([bookie.address], [7], nodes.client_security)
     bookie.storage.contents.lossy = True  # as after an unclean start
     await nodes.ledgers.create(7, LedgerMetadata(1, 1, 1, (Ensemble(0, (name,)),)))
     with pytest.raises(LedgerRecoveryError, match="nothing was cut off"):

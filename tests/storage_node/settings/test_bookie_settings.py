@@ -9,6 +9,7 @@ import pytest
 from helpers.paths import CONF
 
 from metadata.foundation.settings import settings_of
+from metadata.security.audit import AuditKeys
 from metadata.security.sasl.settings import ClientProofSettings, NodeProofSettings, SaslSettings
 from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.errors import BookieConfigurationError
@@ -38,6 +39,7 @@ def test_the_shipped_file_names_every_key_with_its_default() -> None:
         SaslSettings,
         NodeProofSettings,
         ClientProofSettings,
+        AuditKeys,
         AutoRecoverySettings,
     )
     infos = [info for owner in owners for info in settings_of(owner).values()]

@@ -34,7 +34,7 @@ final class Bookies {
         return BookKeeperAdmin.initNewCluster(configuration(line));
     }
 
-    /** Starts one bookie on "port" and "directory"; answers its id. */
+    /** Starts one bookie on "port" and "directory", with "settings" by the library's own keys; answers its id. */
     private synchronized Object start(JsonNode line) throws Exception {
         File directory = new File(line.get("directory").asText());
         ServerConfiguration conf = configuration(line);
@@ -56,6 +56,8 @@ final class Bookies {
         conf.setProperty("numHighPriorityWorkerThreads", 2);
         conf.setProperty("serverNumIOThreads", 2);
         conf.setHttpServerEnabled(false);
+        line.path("settings").fields().forEachRemaining(
+            setting -> conf.setProperty(setting.getKey(), setting.getValue().asText()));
         EmbeddedServer server = EmbeddedServer.builder(new BookieConfiguration(conf)).build();
         server.getLifecycleComponentStack().start();
         BookieId id = server.getBookieService().getServer().getBookieId();

@@ -1,0 +1,173 @@
+"""The files of an identity, one by one: read whole, checked for what they are, and handed to OpenSSL from memory.
+
+`identity` decides what is read when, and what a failure means. Errors name the file, and nothing of its content.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, TypeAlias
+
+from metadata.security.certificates import (
+    CERTIFICATE,
+    KEY_LABELS,
+    CertificateFacts,
+    PemBlock,
+    pem_blocks,
+    read_certificate,
+)
+from metadata.security.errors import IdentityError
+
+MAX_FILE_BYTES: Final = 8 * 1024 * 1024
+MAX_PASSWORD_BYTES: Final = 1024
+
+FileSignature: TypeAlias = "tuple[int, int, int] | None"
+"""Time of change, size and inode; None: there is no such file."""
+
+
+@contextmanager
+def in_memory(content: bytes) -> Iterator[str]:
+    """Yield a path by which OpenSSL can read `content` once, while it is on no disk."""
+    if hasattr(os, "memfd_create"):
+        number = os.memfd_create("dlspark", os.MFD_CLOEXEC)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(number, view) :]
+            yield f"/proc/self/fd/{number}"
+        finally:
+            os.close(number)
+        return
+    reading, writing = os.pipe()
+    # A pipe holds less than a file may have, so a thread of its own fills it while OpenSSL reads.
+    filler = threading.Thread(target=_fill, args=(writing, content), daemon=True)
+    filler.start()
+    try:
+        yield f"/dev/fd/{reading}"
+    finally:
+        os.close(reading)
+        filler.join()
+
+
+def _fill(writing: int, content: bytes) -> None:
+    try:
+        with open(writing, "wb") as pipe:
+            pipe.write(content)
+    except BrokenPipeError:
+        pass  # the reader has seen enough, or refused it; it says so itself
+
+
+def load_pair(
+    context: ssl.SSLContext, chain: bytes, key: bytes, password: bytes | None, *, key_place: str, chain_place: str
+) -> None:
+    """Give a context its certificate and key, PEM. Raises IdentityError, which names the key's place."""
+    # Without a password OpenSSL would ask for one at the terminal.
+    asked: list[bool] = []
+
+    def give_password() -> bytes:
+        asked.append(True)
+        return password if password is not None else b""
+
+    try:
+        with in_memory(chain) as chain_path, in_memory(key) as key_path:
+            context.load_cert_chain(chain_path, key_path, password=give_password)
+    except (ssl.SSLError, ValueError) as error:
+        if asked and password is None:
+            reason = "the key is encrypted, and no password is named"
+        elif asked:
+            reason = "the key does not open with the password of the file that is named for it"
+        elif getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+            where = chain_place or "the same store"
+            raise file_error(key_place, f"the key is not the one of the certificate in {where}") from None
+        else:
+            reason = f"certificate and key cannot be used: {openssl_reason(error)}"
+        # Without the cause: nothing of what it was tried with belongs in a trace.
+        raise file_error(key_place, reason) from None
+
+
+def file_signature(path: str) -> FileSignature:
+    """Return what tells a file that was changed from what it was."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def open_to_all(path: str) -> bool:
+    """Return whether every user of this host may read, or change, a file."""
+    try:
+        return bool(os.stat(path).st_mode & stat.S_IRWXO)
+    except OSError:
+        return False  # who needs it will say so
+
+
+def read_file(path: str, limit: int = MAX_FILE_BYTES) -> bytes:
+    """Return a file. Raises IdentityError."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise file_error(path, f"it cannot be read: {error.strerror or error}") from error
+    if len(content) > limit:
+        raise file_error(path, f"it has more than {limit} bytes")
+    return content
+
+
+def blocks_of(path: str) -> Sequence[PemBlock]:
+    """Return the blocks of a PEM file. Raises IdentityError."""
+    try:
+        return pem_blocks(read_file(path))
+    except ValueError as error:
+        raise file_error(path, str(error)) from error
+
+
+def password_of(path: str) -> bytes | None:
+    """Return the password in a file; None: no file is named. Raises IdentityError."""
+    return read_file(path, MAX_PASSWORD_BYTES).strip() if path else None
+
+
+def certificates_of(path: str) -> list[PemBlock]:
+    """Return the certificates of a PEM file. Raises IdentityError where it has none."""
+    found = [one for one in blocks_of(path) if one.label == CERTIFICATE]
+    if not found:
+        raise file_error(path, "it holds no certificate (a PEM block of CERTIFICATE)")
+    return found
+
+
+def key_of(path: str) -> bytes:
+    """Return the one private key of a PEM file. Raises IdentityError."""
+    found = [one for one in blocks_of(path) if one.label in KEY_LABELS]
+    if len(found) != 1:
+        raise file_error(path, f"it holds {len(found)} private keys where one is needed")
+    return found[0].text
+
+
+def facts_of(der: bytes, path: str) -> CertificateFacts:
+    """Return what a certificate of a file says. Raises IdentityError."""
+    try:
+        return read_certificate(der)
+    except ValueError as error:
+        raise file_error(path, f"a certificate in it cannot be read: {error}") from error
+
+
+def file_error(path: str, reason: str, advice: str | None = None) -> IdentityError:
+    """Return the error for a file of an identity."""
+    return IdentityError(reason, path=path, advice=advice)
+
+
+def openssl_reason(error: Exception) -> str:
+    """Return OpenSSL's words, which name no content."""
+    reason = getattr(error, "reason", None)
+    return str(reason).replace("_", " ").lower() if reason else type(error).__name__
+
+
+def moment_text(seconds: float) -> str:
+    """Return a time, in seconds since the epoch, as people read it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

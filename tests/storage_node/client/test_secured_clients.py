@@ -1,0 +1,306 @@
+"""Ledger clients on secured storage nodes: what is refused, in which words, and that nothing is sent or ended by it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from helpers.bookie.nodes import Nodes, running
+from helpers.security.minting import MintedAuthority, now, replace_file, secured_by, write_folder
+from helpers.waiting import until
+
+from metadata.bookkeeper.ledger_metadata import LedgerState
+from metadata.foundation.errors import CallerError, DistributedLogError
+from metadata.security.identity import REVOKED_FILE
+from metadata.security.settings import AdmissionSettings, SecuritySettings
+from storage_node.client.connections import ask_disk_space
+from storage_node.edge import FrameHandler, Link, Listener
+from storage_node.errors import BookieUnreachableError, LedgerRecoveryError, SecureConnectionError
+from storage_node.protocol.decoding import decode_request
+from storage_node.protocol.encoding import encode_error_response
+from storage_node.protocol.frames import Buffer
+from storage_node.protocol.schema import Operation, Status
+from storage_node.protocol.values import StartTlsRequest
+from storage_node.transport.tcp import TcpNetwork
+
+OFF = SecuritySettings(security="off")
+
+
+class World:
+    """One secured node, and clients of many kinds."""
+
+    def __init__(self, nodes: Nodes, folder: Path, authority: MintedAuthority) -> None:
+        self.nodes = nodes
+        self.folder = folder
+        self.authority = authority
+
+    def client_of(self, name: str, **given: object) -> SecuritySettings:
+        """Return the settings of a client with a certificate of its own."""
+        return secured_by(self.authority.folder(self.folder / name, name, **given))
+
+    async def ask(self, security: SecuritySettings, bookie: str = "node-0") -> None:
+        """Ask the node something by a client of these settings. Raises what kept it from answering."""
+        client = self.nodes.client(security=security)
+        await ask_disk_space(client._use().pool, bookie)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    authority = MintedAuthority()
+    folder = authority.folder(tmp_path / "node", "node-0", roles=["node"], hosts=["127.0.0.1"])
+    client = secured_by(authority.folder(tmp_path / "client", "client", roles=["client"]))
+    async with running(Nodes(tmp_path, secured_by(folder), client), 1) as nodes:
+        yield World(nodes, tmp_path, authority)
+
+
+def a_ledger() -> dict[str, int]:
+    return {"ensemble_size": 1, "write_quorum": 1, "ack_quorum": 1}
+
+
+async def test_entries_are_written_read_in_batches_and_waited_for(world: World) -> None:
+    client = world.nodes.client()
+    writer = await client.create(**a_ledger())
+    reader = await world.nodes.client().open(writer.ledger_id, recover=False)
+    waiting = asyncio.ensure_future(reader.poll(0, 5_000))
+    bodies = [b"%d" % number * 2000 for number in range(300)]
+    await asyncio.gather(*(writer.add(body) for body in bodies[:299]))
+    await writer.add(bodies[299])  # with it travels that the others are confirmed
+    first = await waiting
+    assert first is not None
+    await writer.close()
+    whole = await world.nodes.client().open(writer.ledger_id, recover=True)
+    assert [bytes(entry.payload) for entry in await whole.read(0, 299)] == bodies
+    (bookie, _) = world.nodes.running["node-0"]
+    assert {connection.principal and connection.principal.name for connection in bookie._connections} == {"client"}
+
+
+async def test_a_foreign_client_is_refused_and_learns_why(world: World) -> None:
+    foreign = MintedAuthority("Somebody else's").issue("client")
+    settings = secured_by(write_folder(world.folder / "foreign", foreign, world.authority.pem))
+    with pytest.raises(DistributedLogError, match="refuses this side's certificate: it does not know its authority"):
+        await world.ask(settings)
+
+
+async def test_a_client_whose_certificate_has_expired_does_not_even_begin(world: World) -> None:
+    settings = world.client_of("late", ends=now() - timedelta(hours=1))
+    with pytest.raises(CallerError, match=r"the certificate holds from .* only"):
+        await world.ask(settings)
+
+
+async def test_a_revoked_client_is_refused(world: World) -> None:
+    pair = world.authority.issue("leaving")
+    settings = secured_by(write_folder(world.folder / "leaving", pair, world.authority.pem))
+    await world.ask(settings)
+    replace_file(world.folder / "node" / REVOKED_FILE, world.authority.revoke(pair))
+    bookie, _ = world.nodes.running["node-0"]
+    assert bookie._security.identity is not None
+    await until(bookie._security.identity.refresh)
+    with pytest.raises(DistributedLogError, match="refuses this side's certificate, which is revoked"):
+        await world.ask(settings)
+
+
+async def test_a_node_of_another_authority_or_name_or_time_gets_no_request(world: World) -> None:
+    nodes = world.nodes
+    other = MintedAuthority("Somebody else's")
+    nodes.security = secured_by(other.folder(world.folder / "foreign-node", "node-1", hosts=["127.0.0.1"]))
+    await nodes.start("node-1")
+    nodes.security = secured_by(world.authority.folder(world.folder / "elsewhere", "node-2", hosts=["127.0.0.9"]))
+    await nodes.start("node-2")
+    for name, why in [("node-1", "certificate is refused"), ("node-2", "not valid for '127.0.0.1'")]:
+        with pytest.raises(SecureConnectionError, match=f"the storage node {name} .* could not be secured: .*{why}"):
+            await world.ask(nodes.client_security, name)
+        bookie, _ = nodes.running[name]
+        await until(lambda bookie=bookie: not bookie._connections)  # type: ignore[misc]
+
+
+async def test_names_are_not_checked_where_that_is_switched_off(world: World) -> None:
+    nodes = world.nodes
+    nodes.security = secured_by(world.authority.folder(world.folder / "elsewhere", "node-2", hosts=["127.0.0.9"]))
+    await nodes.start("node-2")
+    folder = nodes.client_security.security_directory
+    lax = SecuritySettings(security="on", security_directory=folder, tls_hostname_verification_enabled=False)
+    await world.ask(lax, "node-2")
+
+
+async def test_a_node_without_tls_is_never_spoken_to_in_plain_unless_that_is_meant(world: World) -> None:
+    nodes = world.nodes
+    nodes.security = OFF
+    await nodes.start("open")
+    with pytest.raises(SecureConnectionError, match=r"the storage node open .* it speaks no TLS \(EBADREQ\)"):
+        await world.ask(nodes.client_security, "open")
+    folder = nodes.client_security.security_directory
+    await world.ask(SecuritySettings(security="optional", security_directory=folder), "open")
+    await world.ask(SecuritySettings(security="optional", security_directory=folder), "node-0")
+
+
+async def test_a_role_that_is_not_let_in_is_told_so_by_the_client(world: World) -> None:
+    nodes = world.nodes
+    nodes.admission = AdmissionSettings(authorized_roles=("proxy",))
+    await nodes.start("strict")
+    with pytest.raises(SecureConnectionError, match=r"the storage node strict .*refuses the request \(EUA\)"):
+        await world.ask(nodes.client_security, "strict")
+    await world.ask(world.client_of("proxy", roles=["proxy"]), "strict")
+
+
+async def test_a_plain_client_is_refused_and_ends_no_ledger_by_it(world: World) -> None:
+    """EUA means to recovery that a bookie holds what another client wrote: here it must not (D3)."""
+    writer = await world.nodes.client().create(**a_ledger(), password=b"pw")
+    for number in range(5):
+        await writer.add(b"%d" % number)
+    with pytest.raises(SecureConnectionError, match="the storage node node-0"):
+        await world.ask(OFF)
+    plain = world.nodes.client(security=OFF)
+    with pytest.raises(LedgerRecoveryError):
+        await plain.open(writer.ledger_id, password=b"pw", recover=True)
+    assert (await world.nodes.ledgers.read(writer.ledger_id)).value.state is not LedgerState.CLOSED
+    mine = await world.nodes.client().open(writer.ledger_id, password=b"pw", recover=True)
+    assert mine.last_add_confirmed == 4
+
+
+class Stripping:
+    """A network on which somebody answers START_TLS in the node's place, and passes everything else on in plain."""
+
+    def __init__(self) -> None:
+        self.sent: list[Operation] = []
+
+    async def connect(self, host: str, port: int, handler: FrameHandler, *, timeout_ms: int) -> Link:
+        return StrippedLink(self, handler)
+
+    async def listen(self, host: str, port: int, accept: object) -> Listener:
+        raise NotImplementedError
+
+
+class StrippedLink(Link):
+    """The client's end of such a connection."""
+
+    peer = "somebody in between:1"
+    queued_bytes = 0
+
+    def __init__(self, network: Stripping, handler: FrameHandler) -> None:
+        self._network = network
+        self._handler = handler
+
+    def send(self, *buffers: Buffer) -> None:
+        request = decode_request(memoryview(b"".join(buffers))[4:])
+        self._network.sent.append(request.operation)
+        if isinstance(request, StartTlsRequest):
+            answer = encode_error_response(request.txn_id, Operation.START_TLS, Status.EBADREQ)
+            asyncio.get_running_loop().call_soon(self._handler.frame_received, memoryview(answer)[4:])
+
+    async def drain(self) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+async def test_a_refusal_that_somebody_in_between_has_made_up_lets_nothing_out(world: World) -> None:
+    client = world.nodes.client()
+    client._network = Stripping()
+    with pytest.raises(SecureConnectionError, match="it speaks no TLS"):
+        await ask_disk_space(client._use().pool, "node-0")
+    assert client._network.sent == [Operation.START_TLS]
+
+
+async def test_an_answer_with_plain_bytes_behind_it_ends_the_connection(world: World) -> None:
+    """Somebody in between adds an answer behind the node's, to be taken for what came under TLS."""
+    answers: list[Link] = []
+
+    class Injecting:
+        def __init__(self, link: Link) -> None:
+            self.link = link
+            answers.append(link)
+
+        def frame_received(self, frame: memoryview) -> None:
+            request = decode_request(frame)
+            assert isinstance(request, StartTlsRequest), "nothing else leaves in plain"
+            answer = encode_error_response(request.txn_id, Operation.START_TLS, Status.EOK)
+            self.link.send(answer, encode_error_response(1, Operation.BOOKIE_INFO, Status.EOK))
+
+        def batch_done(self) -> None: ...
+
+        def link_closed(self, error: Exception | None) -> None: ...
+
+    network = TcpNetwork()
+    listener = await network.listen("127.0.0.1", 0, Injecting)
+    client = world.nodes.client()
+    pool = client._use().pool
+
+    async def there(_bookie: str) -> tuple[str, int]:
+        return "127.0.0.1", listener.port
+
+    pool.resolve = there
+    with pytest.raises(SecureConnectionError, match="bytes came in plain behind the last frame before TLS"):
+        await ask_disk_space(pool, "node-0")
+    await listener.close()
+    await until(lambda: not network.links())
+
+
+async def test_a_node_that_says_nothing_is_given_up_in_time(world: World) -> None:
+    class Silent:
+        def frame_received(self, frame: memoryview) -> None: ...
+        def batch_done(self) -> None: ...
+        def link_closed(self, error: Exception | None) -> None: ...
+
+    network = TcpNetwork()
+    listener = await network.listen("127.0.0.1", 0, lambda _: Silent())
+    client = world.nodes.client()
+    pool = client._use().pool
+    pool.security.limit_s = 0.05
+
+    async def there(_bookie: str) -> tuple[str, int]:
+        return "127.0.0.1", listener.port
+
+    pool.resolve = there
+    with pytest.raises(SecureConnectionError, match=r"the answer to START_TLS did not come within 0\.05 s"):
+        await ask_disk_space(pool, "node-0")
+    await listener.close()
+    await until(lambda: not network.links())
+
+
+async def test_the_environment_alone_secures_a_client(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLSPARK_SECURITY", world.nodes.client_security.security_directory)
+    await world.ask(SecuritySettings())
+    monkeypatch.delenv("DLSPARK_SECURITY")
+    with pytest.raises(BookieUnreachableError):
+        await world.ask(SecuritySettings())
+
+
+async def test_certificates_are_changed_under_load_and_no_request_fails(world: World) -> None:
+    nodes = world.nodes
+    client = nodes.client()
+    writer = await client.create(**a_ledger())
+    bookie, _ = nodes.running["node-0"]
+    (node, mine) = bookie._security.identity, client._use().pool.security.identity
+    assert node is not None
+    assert mine is not None
+    stop = asyncio.Event()
+
+    async def write() -> int:
+        count = 0
+        while not stop.is_set():
+            assert await writer.add(b"x" * 100) == count
+            count += 1
+        return count
+
+    writing = asyncio.ensure_future(write())
+    for number in range(1, 6):
+        world.authority.folder(world.folder / "node", f"node-0-{number}", roles=["node"], hosts=["127.0.0.1"])
+        world.authority.folder(world.folder / "client", f"client-{number}", roles=["client"])
+        await until(lambda: node.refresh())
+        await bookie._watch.look()
+        await until(lambda: mine.refresh())
+        reader = await nodes.client().open(writer.ledger_id, recover=False)  # a new connection, by the new ones
+        await until(lambda: writer.last_add_confirmed > 20 * number)  # noqa: B023
+        assert await reader.read_last_confirmed() >= 20 * number
+        assert len(await reader.read(0, 10)) == 11
+    stop.set()
+    assert await writing > 100
+    await writer.close()
+    names = {connection.principal.name for connection in bookie._connections if connection.principal is not None}
+    assert "client-5" in names

@@ -1,0 +1,231 @@
+"""The small HTTP server under TLS: who is let in, what is bounded, what is told of."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from helpers.security.java_stores import java_key_store, java_trust_store
+from helpers.security.minting import DAY, MintedAuthority, now, replace_file, write_folder
+
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.security.identity import REVOKED_FILE, TlsFiles, TlsIdentity
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
+from storage_node.bookie.node.bookie import Bookie
+from storage_node.bookie.node.endpoints import shown
+from storage_node.errors import BookieConfigurationError
+from storage_node.settings.bookie import BookieSettings
+from storage_node.settings.files import NodeFile
+from storage_node.transport import http_server
+from storage_node.transport.http_server import HttpServer, Reply
+
+BODY = b"x" * 3_000_000
+REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def authority() -> MintedAuthority:
+    return MintedAuthority()
+
+
+@pytest.fixture
+def identity(authority: MintedAuthority, tmp_path: Path) -> TlsIdentity:
+    place = authority.folder(tmp_path / "server", hosts=["localhost"], revoked=authority.revoke())
+    return TlsIdentity(TlsFiles.of_folder(place))
+
+
+@pytest.fixture
+def refused() -> list[tuple[str, str]]:
+    return []
+
+
+@asynccontextmanager
+async def serving(identity: TlsIdentity, refused: list[tuple[str, str]]) -> AsyncIterator[int]:
+    server = HttpServer(
+        lambda _path: Reply(BODY), tls=identity.server_context, refused=lambda *told: refused.append(told)
+    )
+    await server.start("127.0.0.1", 0)
+    try:
+        yield server.port
+    finally:
+        await server.stop()
+
+
+def client(authority: MintedAuthority, folder: Path, **given: object) -> ssl.SSLContext:
+    return TlsIdentity(TlsFiles.of_folder(authority.folder(folder, "probe", **given))).client_context()
+
+
+async def get(port: int, context: ssl.SSLContext | None, request: bytes = REQUEST) -> bytes:
+    host = "localhost" if context is not None else None
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=host)
+    try:
+        writer.write(request)
+        return await asyncio.wait_for(reader.read(), 20)
+    finally:
+        writer.close()
+        try:
+            await writer.wait_closed()
+        except OSError:
+            pass
+
+
+async def test_a_page_of_megabytes_comes_whole_and_the_end_is_said(
+    authority: MintedAuthority, identity: TlsIdentity, refused: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    async with serving(identity, refused) as port:
+        context = client(authority, tmp_path / "c")
+        answer = await get(port, context)
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert answer.endswith(BODY)
+        too_large = await get(port, context, b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 4000)
+        assert too_large.startswith(b"HTTP/1.1 431 ")
+    assert refused == []
+
+
+@pytest.mark.parametrize("kind", ["none", "foreign", "expired", "revoked", "plain", "old"])
+async def test_who_has_no_good_certificate_sees_nothing_and_is_told_of(
+    kind: str, authority: MintedAuthority, identity: TlsIdentity, refused: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    context: ssl.SSLContext | None = None
+    if kind == "none":
+        context = ssl.create_default_context(cadata=authority.pem.decode())
+    elif kind == "foreign":
+        other = MintedAuthority("Another one")
+        place = write_folder(tmp_path / "c", other.issue("probe"), authority.pem)
+        context = TlsIdentity(TlsFiles.of_folder(place)).client_context()
+    elif kind == "expired":
+        pair = authority.issue("probe", ends=now() - DAY)
+        context = ssl.create_default_context(cadata=authority.pem.decode())
+        (tmp_path / "pair.pem").write_bytes(pair.certificate_pem + pair.key_pem)
+        context.load_cert_chain(tmp_path / "pair.pem")
+    elif kind == "revoked":
+        pair = authority.issue("probe")
+        replace_file(tmp_path / "server" / REVOKED_FILE, authority.revoke(pair))
+        assert identity.refresh()
+        context = TlsIdentity(TlsFiles.of_folder(write_folder(tmp_path / "c", pair, authority.pem))).client_context()
+    elif kind == "old":
+        context = client(authority, tmp_path / "c")
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers("ECDHE-ECDSA-AES128-SHA")  # neither new nor authenticated
+    async with serving(identity, refused) as port:
+        try:
+            answer = await get(port, context)
+        except OSError:
+            answer = b""
+        assert b"HTTP" not in answer
+        assert b"xxx" not in answer
+        good = client(authority, tmp_path / "good")
+        assert (await get(port, good)).endswith(BODY), "others are served all the same"
+    ((peer, reason),) = refused
+    assert peer == "127.0.0.1"
+    assert reason.startswith("TLS: ")
+
+
+@pytest.fixture
+def short_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.2)
+    return
+
+
+@pytest.mark.usefixtures("short_time")
+@pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01\x02\x00\x01"])
+async def test_a_handshake_that_does_not_go_on_is_broken_off(
+    begun: bytes, identity: TlsIdentity, refused: list[tuple[str, str]]
+) -> None:
+    async with serving(identity, refused) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(begun)
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
+        assert refused == [("127.0.0.1", "TLS: the handshake took too long, or made room for others")]
+
+
+async def test_a_handshake_without_end_is_broken_off(
+    identity: TlsIdentity, refused: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MAX_HANDSHAKE_BYTES", 5_000)
+    async with serving(identity, refused) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc" + b"\x00" * 8_000)  # a hello of 16 KB, half of it
+        try:
+            await asyncio.wait_for(reader.read(), 20)
+        except OSError:
+            pass
+        writer.close()
+    assert len(refused) == 1
+
+
+async def test_new_certificates_hold_from_the_next_connection_on(
+    authority: MintedAuthority, identity: TlsIdentity, refused: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    context = client(authority, tmp_path / "c")
+
+    async def shown_serial(port: int) -> int:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+        found = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
+        writer.close()
+        return int(found, 16)
+
+    async with serving(identity, refused) as port:
+        before = await shown_serial(port)
+        pair = authority.issue("node-1", hosts=["localhost"])
+        write_folder(tmp_path / "server", pair, authority.pem, authority.revoke())
+        assert identity.refresh()
+        assert (before, await shown_serial(port)) != (before, before)
+        assert await shown_serial(port) == pair.certificate.serial_number
+
+
+# ---------------------------------------------------------------------- a node's settings
+
+
+def settings(tmp_path: Path, **values: object) -> BookieSettings:
+    given = {"journalDirectories": f"{tmp_path}/j", "ledgerDirectories": f"{tmp_path}/l", "httpServerEnabled": "true"}
+    given |= {"httpServerPort": "0", **{key: str(value) for key, value in values.items()}}
+    return NodeFile(given).bookie()
+
+
+@pytest.mark.parametrize("stores", [True, False])
+async def test_a_nodes_pages_take_upstreams_stores_or_the_nodes_own_folder(
+    stores: bool, authority: MintedAuthority, tmp_path: Path
+) -> None:
+    pair = authority.issue("node-1", hosts=["localhost"])
+    if stores:
+        (tmp_path / "key.jks").write_bytes(java_key_store(pair, "to the key"))
+        der = ssl.PEM_cert_to_DER_cert(authority.pem.decode())
+        (tmp_path / "trust.jks").write_bytes(java_trust_store([der], "to the key"))
+        keys: dict[str, object] = {
+            "httpServerKeyStorePath": tmp_path / "key.jks",
+            "httpServerKeyStorePassword": "to the key",
+            "httpServerTrustStorePath": tmp_path / "trust.jks",
+        }
+    else:
+        keys = {"securityDirectory": write_folder(tmp_path / "node", pair, authority.pem), "security": "on"}
+    made = settings(tmp_path, httpServerTlsEnable="true", httpServerHost="127.0.0.1", **keys)
+    assert "to the key" not in repr(made)
+    store = MemoryStore(MemoryTree())
+    await LedgerStore(store, "/ledgers").format()
+    async with shown(made, Bookie(made, store)) as server:
+        assert server is not None
+        context = client(authority, tmp_path / "c")
+        answer = await get(server.port, context, b"GET /heartbeat HTTP/1.1\r\n\r\n")
+        assert answer.endswith(b"OK\n")
+        try:
+            unproved = await get(server.port, ssl.create_default_context(cadata=authority.pem.decode()))
+        except OSError:
+            unproved = b""
+        assert unproved == b""
+    await store.close()
+
+
+def test_stores_that_nothing_would_look_at_and_tls_without_any_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BookieConfigurationError, match="nothing switches its TLS on"):
+        settings(tmp_path, httpServerKeyStorePath="/x.jks")
+    made = settings(tmp_path, httpServerTlsEnable="true")
+    with pytest.raises(BookieConfigurationError, match="no certificate to show"):
+        made.http_tls.identity(made.security)
+    with pytest.raises(BookieConfigurationError, match="httpServerKeyStorePassword"):
+        settings(tmp_path, httpServerKeystorePassword="secret of the store")
