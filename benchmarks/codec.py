@@ -61,7 +61,7 @@ def _per_second(work: Callable[[], None], seconds: float) -> float:
     work()
     calls = 0
     begin = time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < seconds / 10:
+    while (elapsed := time.perf_counter() - begin) < seconds / 10 or not calls:
         work()
         calls += 1
     return calls / elapsed

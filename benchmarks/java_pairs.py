@@ -221,7 +221,7 @@ async def _read_bytes_per_s(client: LedgerClient, seconds: float) -> float:
     try:
         await _read_once(reader)
         size, begin = 0, time.perf_counter()
-        while (elapsed := time.perf_counter() - begin) < seconds:
+        while (elapsed := time.perf_counter() - begin) < seconds or not size:
             size += await _read_once(reader)
     finally:
         await reader.close()

@@ -117,7 +117,7 @@ def _write_blocks(end: Connection, path: str, block: int, seconds: float, barrie
     # All writers at once: the first would have the disk to itself for a while.
     barrier.wait()
     begin = time.perf_counter()
-    while (now := time.perf_counter()) - begin < seconds:
+    while (now := time.perf_counter()) - begin < seconds or not latencies:
         os.pwrite(fd, buffer, offset)
         os.fdatasync(fd)
         if now - begin > seconds / 10:
@@ -147,6 +147,7 @@ def _send_blocks(_end: Connection, port: int, block: int, seconds: float) -> Non
     with socket.create_connection(("127.0.0.1", port)) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         begin = time.perf_counter()
+        sock.sendall(piece)
         while time.perf_counter() - begin < seconds:
             sock.sendall(piece)
 
@@ -197,7 +198,7 @@ async def _replicate(ports: list[int], payload_bytes: int, seconds: float) -> li
     head = (8 + payload_bytes).to_bytes(4, "big")
     latencies: list[float] = []
     begin = time.perf_counter()
-    while (now := time.perf_counter()) - begin < seconds:
+    while (now := time.perf_counter()) - begin < seconds or not latencies:
         answers.number += 1
         answers.answered = 0
         answers.waiting = loop.create_future()
@@ -252,7 +253,7 @@ def memory_bytes_per_s(size: int, seconds: float) -> float:
     source, target = memoryview(bytearray(os.urandom(size))), memoryview(bytearray(size))
     copies = 0
     begin = time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < seconds:
+    while (elapsed := time.perf_counter() - begin) < seconds or not copies:
         # Many copies a look at the clock, which costs as much as a small one.
         for _ in range(20):
             target[:] = source

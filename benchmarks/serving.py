@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -27,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.cluster import Cluster, run
-from benchmarks.proxies import LOCAL, ProxyProcess, write_proxy
+from benchmarks.proxies import ProxyProcess, write_proxy
 from benchmarks.results import Row, Target, percentile
 from benchmarks.storage import LEAST_SAMPLES, SMALL_BYTES, WARM_UP
 from benchmarks.thin_clients import (
@@ -46,6 +45,7 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.producing import AsyncProducer
+from dlspark.testing.java_process import free_port
 from metadata.foundation.errors import DistributedLogError, check
 
 AT_ONCE = {"writerOutputBufferSize": 0, "periodicFlushFrequencyMilliSeconds": 0}
@@ -69,7 +69,7 @@ class ServingBenchmark:
     def __init__(self, cluster: Cluster, directory: Path, stack: ExitStack) -> None:
         self._cluster = cluster
         self._count = 0
-        self._proxy = stack.enter_context(write_proxy(cluster.uri, directory, grpc_port=_free_port(), shard=0))
+        self._proxy = stack.enter_context(write_proxy(cluster.uri, directory, grpc_port=free_port(), shard=0))
         self._other = stack.enter_context(write_proxy(cluster.uri, directory, shard=1))
         direct, fat = "us: direct writer", "k/s: direct writers"
         self._p50 = Row("P18", "append through a proxy, depth 1, p50", "us", f"{direct}, p50", Target(1.35, True))
@@ -304,8 +304,3 @@ async def _payloads(uri: str, stream: str) -> Counter[bytes]:
             while found.total() < records:
                 found.update(record.payload for record in await reader.read_bulk(1_000))
     return found
-
-
-def _free_port() -> int:
-    with socket.create_server((LOCAL, 0)) as listener:
-        return int(listener.getsockname()[1])

@@ -280,7 +280,7 @@ async def read_and_decode(reader: LedgerReader, seconds: float) -> tuple[int, in
     await _read_once(reader)
     rows = size = 0
     begin = time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < seconds:
+    while (elapsed := time.perf_counter() - begin) < seconds or not rows:
         more_rows, more_bytes = await _read_once(reader)
         rows += more_rows
         size += more_bytes

@@ -39,18 +39,23 @@ Load: TypeAlias = "Callable[[Connection, str, list[str], int, int, float], None]
 
 
 class Counted:
-    """Records that were acknowledged within the counted part of a window."""
+    """Records that were acknowledged within the counted part of a window.
 
-    def __init__(self, seconds: float) -> None:
-        now = time.perf_counter()
+    The window ends with the first of them at the earliest: however slow a machine is, its rate is above nothing.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        now = clock()
         self.begin, self.end = now + WARM_UP * seconds, now + (1 + WARM_UP) * seconds
         self.records = 0
 
     def add(self, records: int) -> bool:
         """Count them; whether the window goes on."""
-        now = time.perf_counter()
-        if self.begin <= now < self.end:
+        now = self._clock()
+        if now >= self.begin and (now < self.end or not self.records):
             self.records += records
+            self.end = max(self.end, now)
         return now < self.end
 
     @property

@@ -123,8 +123,8 @@ def write(txid: int, payload: object) -> Callable[[Rig], object]:
         name = f"written-{abs(hash((txid, str(payload)[:20])))}"
         rig.namespace.create_log(name)
         with rig.log(name) as log, log.open_writer() as writer:
-            writer.write(100, b"first").result(30)
-            return writer.write(txid, payload).result(30)  # type: ignore[arg-type]
+            writer.write(100, b"first").result(60)
+            return writer.write(txid, payload).result(60)  # type: ignore[arg-type]
 
     return do
 
@@ -450,7 +450,7 @@ def start_in_another_cluster(rig: Rig) -> object:
 
 def write_canary(rig: Rig) -> object:
     with Namespace.open(rig.uri) as namespace, namespace.open_log(CANARY) as log, log.open_writer() as writer:
-        return writer.write(10**6, b"never").result(30)
+        return writer.write(10**6, b"never").result(60)
 
 
 def znode_of_log(suffix: str) -> Callable[[Rig], str]:

@@ -68,7 +68,7 @@ class TestProcesses:
         assert not processes.send(other.pid, FOREIGN, signal.SIGKILL)
         assert other.poll() is None
         assert processes.send(other.pid, start, signal.SIGTERM)
-        assert other.wait(30) == -signal.SIGTERM
+        assert other.wait(60) == -signal.SIGTERM
         assert not processes.send(other.pid, start, signal.SIGTERM)
 
 
@@ -98,7 +98,7 @@ class TestStop:
         assert state is not None
         assert state.running()
         assert self.stop(tmp_path) == "stopped\n"
-        assert other.wait(30) == -signal.SIGTERM
+        assert other.wait(60) == -signal.SIGTERM
 
 
 class TestWhichNamespace:

@@ -42,7 +42,7 @@ def test_data_and_uri_survive_a_restart(tmp_path: Path) -> None:
         with Namespace.open(uri) as namespace:
             namespace.create_log("kept")
             with namespace.open_log("kept") as log, log.open_writer() as writer:
-                writer.write(7, b"still here").result(30)
+                writer.write(7, b"still here").result(60)
     with Sandbox(tmp_path / "sandbox", nodes=3) as second:
         assert second.uri == uri
         with Namespace.open(uri) as namespace, namespace.open_log("kept") as log, log.open_reader() as reader:
@@ -68,7 +68,7 @@ def test_fewer_nodes_than_copies_are_enough_for_writers_that_ask_for_nothing_els
     with Sandbox(tmp_path / "sandbox", nodes=nodes) as fresh_sandbox:
         with Namespace.open(fresh_sandbox.uri) as namespace, namespace.open_log("small") as log:
             with log.open_writer() as writer:
-                writer.write(1, b"kept").result(30)
+                writer.write(1, b"kept").result(60)
             assert namespace.settings.quorums == (nodes, nodes, nodes)
             with log.open_reader() as reader:
                 assert [record.payload for record in reader.read_bulk(1)] == [b"kept"]
@@ -79,7 +79,7 @@ def test_fewer_nodes_than_copies_are_enough_for_writers_that_ask_for_nothing_els
             pytest.raises(WriteError, match="needs 3 writable storage nodes"),
             log.open_writer() as writer,
         ):
-            writer.write(1, b"lost").result(30)
+            writer.write(1, b"lost").result(60)
 
 
 def test_with_more_nodes_later_a_sandbox_asks_for_as_many_copies_as_any(tmp_path: Path) -> None:

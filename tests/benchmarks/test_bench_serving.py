@@ -36,15 +36,37 @@ def test_a_pause_is_the_longest_write_under_way_during_a_move() -> None:
     assert pauses_ms([(9.5, 9.6)], writes) == [0.0]
 
 
+class SetClock:
+    """A clock that stands where the test sets it."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def test_only_what_comes_within_the_counted_part_of_a_window_counts() -> None:
-    counted = Counted(1.0)
+    clock = SetClock()
+    counted = Counted(4.0, clock)
+    clock.now = 50.5
     assert counted.add(5), "the warm-up goes on"
     assert counted.records == 0
-    counted.begin = time.perf_counter() - 0.1
-    assert counted.add(7)
-    counted.end = time.perf_counter()
+    clock.now = 51.0
+    assert counted.add(8)
+    clock.now = 55.0
     assert not counted.add(9)
-    assert counted.records == 7
+    assert (counted.records, counted.per_second) == (8, 2.0)
+
+
+def test_a_window_in_which_nothing_came_ends_with_the_first_that_comes() -> None:
+    clock = SetClock()
+    counted = Counted(4.0, clock)
+    clock.now = 59.0
+    assert not counted.add(4)
+    clock.now = 60.0
+    assert not counted.add(4)
+    assert (counted.records, counted.per_second) == (4, 0.5)
 
 
 class AskedClient:
@@ -60,8 +82,8 @@ class AskedClient:
         return len(self.asked)
 
 
-def delivery(entry_id: int, age_ms: int) -> Answer:
-    stamp = (time.monotonic_ns() - age_ms * 1_000_000).to_bytes(8, "big")
+def delivery(entry_id: int, written_ns: int) -> Answer:
+    stamp = written_ns.to_bytes(8, "big")
     record = LogRecord(1, stamp, DLSN(1, entry_id, 0), 1, 0, 1)
     return Delivery(ReadForm.RECORDS, DLSN(1, entry_id + 1, 0), (encode_records([record]),))
 
@@ -71,8 +93,10 @@ async def test_a_reader_asks_on_behind_each_delivery_and_notes_how_old_its_recor
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     reader = TimedReader(cast(FramesClient, client), ReadBatch("log", DLSN(1, 0, 0)), 0.0, failed)
     reader.ask()
-    client.asked[-1][1](delivery(0, age_ms=500))
-    assert reader.latencies_ms == [pytest.approx(500, abs=100)]
+    before = time.monotonic_ns()
+    client.asked[-1][1](delivery(0, before - 500_000_000))
+    (latency_ms,) = reader.latencies_ms
+    assert 500 <= latency_ms <= 500 + (time.monotonic_ns() - before) / 1e6
     assert client.asked[-1][0].start == DLSN(1, 1, 0)
     assert (reader.behind(DLSN(1, 0, 0)), reader.behind(DLSN(1, 1, 0))) == (False, True)
     client.asked[-1][1](Refusal(StatusCode.OVER_CAPACITY, "too many"))

@@ -370,7 +370,7 @@ class TestContents:
             shell.run("log", "delete", "watched/a", "--yes")
             assert watching.stdout.readline() == b"- a\n"
             watching.send_signal(signal.SIGINT)
-            assert watching.wait(30) == 130
+            assert watching.wait(60) == 130
 
 
 class TestLedgers:

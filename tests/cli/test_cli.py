@@ -115,7 +115,7 @@ class TestLogs:
             run("write", "tailed", uri=cli_sandbox.uri, stdin=b"later\n")
             assert reader.stdout.readline() == b"later\n"
             reader.send_signal(signal.SIGINT)
-            assert reader.wait(30) == 130
+            assert reader.wait(60) == 130
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

@@ -84,7 +84,7 @@ def test_ctrl_c_while_modules_are_imported_is_status_130_and_silence(
         assert running.stdout.readline() == b"importing\n"
         running.send_signal(signal.SIGINT)
         said = running.stderr.read()
-        assert (running.wait(30), said) == (130, b"")
+        assert (running.wait(60), said) == (130, b"")
 
 
 def test_verbose_says_which_namespace_it_is_and_nothing_of_what_kazoo_does() -> None:

@@ -107,7 +107,7 @@ def test_tables_fit_a_terminal_of_80_columns(uri: str, cli_sandbox: Sandbox) -> 
     with Namespace.open(uri) as namespace, namespace.open_log("wide") as log:
         for first in (1, 1_372_651_200_000):
             with log.open_writer() as writer:
-                writer.write(first, b"x").result(30)
+                writer.write(first, b"x").result(60)
     shown = run(uri, "log", "show", "wide", "--placement").stdout
     assert "wide: 2 segments, 2 records in completed ones" in shown
     assert "1372651200000" in shown
@@ -117,7 +117,7 @@ def test_tables_fit_a_terminal_of_80_columns(uri: str, cli_sandbox: Sandbox) -> 
 
 def test_one_thing_is_not_several(uri: str) -> None:
     with Namespace.open(uri) as namespace, namespace.open_log("single") as log, log.open_writer() as writer:
-        writer.write(1, b"x").result(30)
+        writer.write(1, b"x").result(60)
     assert run(uri, "log", "show", "single").stdout.startswith("single: 1 segment, 1 record in completed ones")
     assert run(uri, "log", "purge", "single", "--dry-run").stdout == "single: 0 segments would be deleted\n"
     assert run(uri, "log", "inspect", "single").stdout == "1 log was inspected, 0 have faults\n"

@@ -89,7 +89,7 @@ async def test_a_reader_whose_session_was_closed_ends_instead_of_asking_for_ever
     await namespace.store.close()
     await writer.close()  # The segment ends: the reader has to look for the next one.
     with pytest.raises(MetadataUnavailableError):
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
     await reader.close()
 
 
@@ -101,4 +101,4 @@ async def test_changes_of_segments_are_no_longer_waited_for_in_a_closed_session(
     assert await anext(changes) == []
     await namespace.store.close()
     with pytest.raises(MetadataUnavailableError):
-        await asyncio.wait_for(anext(changes), 10)
+        await asyncio.wait_for(anext(changes), 60)

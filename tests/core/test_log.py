@@ -242,7 +242,7 @@ async def test_what_is_written_while_a_transaction_id_is_looked_for_is_not_passe
 
     monkeypatch.setattr(SegmentReader, "locate_txid", and_then_write)
     async with await log.open_reader(10) as reader:
-        assert (await asyncio.wait_for(reader.read_next(), 10)).payload == b"meanwhile"
+        assert (await asyncio.wait_for(reader.read_next(), 60)).payload == b"meanwhile"
     await writer.close()
 
 

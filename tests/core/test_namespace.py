@@ -51,7 +51,7 @@ async def write(namespace, name: str, *payloads: bytes) -> None:
 async def read(namespace, name: str, count: int) -> list[bytes]:
     log = await namespace.open_log(name)
     async with await log.open_reader() as reader:
-        payloads = [(await asyncio.wait_for(reader.read_next(), 30)).payload for _ in range(count)]
+        payloads = [(await asyncio.wait_for(reader.read_next(), 60)).payload for _ in range(count)]
     await log.close()
     return payloads
 
@@ -270,7 +270,7 @@ async def test_logs_that_come_and_go_are_watched_until_the_namespace_is_closed(m
     async def until(count: int) -> None:
         while len(told) < count:
             heard.clear()
-            await asyncio.wait_for(heard.wait(), 30)
+            await asyncio.wait_for(heard.wait(), 60)
 
     await until(1)
     await other.create_log("b")
@@ -279,7 +279,7 @@ async def test_logs_that_come_and_go_are_watched_until_the_namespace_is_closed(m
     await until(3)
     assert told == [("a", True), ("b", True), ("a", False)]
     await one.close()
-    await asyncio.wait_for(watching, 30)
+    await asyncio.wait_for(watching, 60)
 
 
 async def test_new_names_are_stricter_than_those_of_logs_that_exist(memory_cluster):

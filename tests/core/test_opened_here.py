@@ -86,7 +86,7 @@ def test_what_is_open_is_neither_pickled_nor_copied_nor_taken_into_a_task(opened
 def test_what_was_not_copied_goes_on(opened):
     with pytest.raises(OpenedElsewhereError):
         copy.copy(opened["LogWriter"])
-    assert opened["PendingWrite"].result(10) == DLSN(1, 0, 0)
+    assert opened["PendingWrite"].result(60) == DLSN(1, 0, 0)
     opened["LogWriter"].commit()
     # `read_bulk` gives up at the tail after `readAheadWaitTime`; whoever iterates waits for the record.
     assert next(iter(opened["LogReader"])).payload == b"one"

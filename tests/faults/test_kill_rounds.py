@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
 DEFAULT_ROUNDS = 8
 NUMBERS_PER_WRITER = 1_000_000
-PROGRESS_S = 45
+PROGRESS_S = 120
 NODE_SETTINGS = {"zkTimeout": 1000}
 """A node that was killed cannot register again before its former session has expired, nor a writer have its log."""
 ZOOKEEPER_TICK_MS = 250

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
 ROUNDS = {"forwarders": ROUNDS_FOR_ALL, "namespaces": 2}
 FIRST_SEED = {"forwarders": 0, "namespaces": 1000}
-LIVENESS_S = 45.0
+LIVENESS_S = 120.0
 PROGRESS = 15
 TAKEN = 0.25
 """Share of the ledgers that are taken from their writer."""

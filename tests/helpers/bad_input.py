@@ -72,7 +72,7 @@ class Rig:
                     futures = [writer.write(index, canary_payload(index)) for index in range(first, first + 100)]
                     writer.flush()
                     for future in futures:
-                        future.result(30)
+                        future.result(60)
 
     # ---- places to attack -------------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class Rig:
         with self.log() as log, log.open_reader() as reader:
             records = reader.read_bulk(CANARY_RECORDS + 1)
         assert [(r.txid, bytes(r.payload)) for r in records] == [(i, canary_payload(i)) for i in range(CANARY_RECORDS)]
-        self._pulse.write(self._beats, b"beat").result(30)
+        self._pulse.write(self._beats, b"beat").result(60)
         self._beats += 1
 
 

@@ -35,7 +35,7 @@ from helpers.paths import ROOT, TESTS
 from metadata.foundation.errors import CallerError, NotAppliedError
 
 START_TIMEOUT_S: Final = 60.0
-END_TIMEOUT_S: Final = 20.0
+END_TIMEOUT_S: Final = 60.0
 _PR_SET_PDEATHSIG: Final = 1
 _PATHS: Final = (str(TESTS), str(ROOT))
 """For children: these helpers, and the packages of the repository."""

@@ -57,23 +57,23 @@ def is_alive(pid: int) -> bool:
 
 def test_a_child_hears_speaks_and_ends_with_its_input(server: ForkServer) -> None:
     child = server.spawn("program:echo", {"name": "one"})
-    assert child.lines.get(timeout=10) == "hello one"
+    assert child.lines.get(timeout=60) == "hello one"
     child.send("news")
-    assert child.lines.get(timeout=10) == "heard news"
+    assert child.lines.get(timeout=60) == "heard news"
     child.close_input()
-    assert child.lines.get(timeout=10) is None
+    assert child.lines.get(timeout=60) is None
     child.wait()
     assert not is_alive(child.pid)
 
 
 def test_a_stopped_child_is_silent_and_goes_on(server: ForkServer) -> None:
     child = server.spawn("program:echo", {"name": "one"})
-    assert child.lines.get(timeout=10) == "hello one"
+    assert child.lines.get(timeout=60) == "hello one"
     child.signal(signal.SIGSTOP)
     child.send("news")
     assert child.lines.empty()
     child.signal(signal.SIGCONT)
-    assert child.lines.get(timeout=10) == "heard news"
+    assert child.lines.get(timeout=60) == "heard news"
 
 
 def test_a_killed_child_is_gone_and_others_are_not(server: ForkServer) -> None:

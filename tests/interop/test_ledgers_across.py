@@ -371,7 +371,7 @@ async def test_an_explicit_lac_written_by_java_shows_the_last_entry_to_both(
             while await reader.read_last_confirmed() < 2:
                 await reader.poll(reader.last_add_confirmed + 1, 200)
 
-        await asyncio.wait_for(we_see_it(), 20)
+        await asyncio.wait_for(we_see_it(), 60)
         await until(partial(java_sees, ask, opened["handle"], 2), "Java sees the LAC", every_s=0.02)
         assert await contents_of(reader) == payloads((10, 20, 30))
         await reader.close()

@@ -78,7 +78,7 @@ def test_whoever_waits_for_a_log_gets_it_when_the_other_closes(
         dlsns += writer.write_numbered(5, 5)
         writer.close()
         try:
-            heir = waiting.result(30)
+            heir = waiting.result(60)
         except JavaError:  # Java listed the segments before it had the lock: one was completed since, it has to retry
             heir = pair.reader.open_writer()
         dlsns += heir.write_numbered(10, 5)

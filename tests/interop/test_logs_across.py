@@ -115,17 +115,17 @@ def test_java_reads_and_continues_a_log_of_idempotent_producers(
                 asked = requests(len(dlsns), size), f"p{number % 2}", number // 2
                 answers = [writer.append(asked[0], producer=asked[1], sequence=asked[2]) for _ in range(2)]
                 writer.flush()
-                assert [answer.result(30).repeated for answer in answers] == [False, True]
-                dlsns += places(answers[0].result(30))
+                assert [answer.result(60).repeated for answer in answers] == [False, True]
+                dlsns += places(answers[0].result(60))
             writer.commit()
             assert java_view(java_log.read(len(dlsns))) == expected(dlsns)
         dlsns += java_writes(java_log, len(dlsns), 20)
         dlsns += java_writes(java_log, len(dlsns), 20, abort=True)
         with log.open_writer(producers=True) as writer:
-            assert writer.append(requests(0, 1), producer="p1", sequence=19).result(30).repeated
+            assert writer.append(requests(0, 1), producer="p1", sequence=19).result(60).repeated
             last = writer.append(requests(len(dlsns), 7), producer="p1", sequence=20)
             writer.flush()
-            dlsns += places(last.result(30))
+            dlsns += places(last.result(60))
         assert java_view(java_log.read(len(dlsns))) == expected(dlsns)
         assert java_view(java_log.read(10, dlsn=dlsns[33])) == expected(dlsns)[33:43]
         assert java_view(java_log.read(10, from_txid=FIRST_TXID + 90)) == expected(dlsns)[90:100]
@@ -203,7 +203,7 @@ def test_the_end_of_stream_that_java_marks_stops_us(plain_java_log: JavaLog, uri
             with pytest.raises(EndOfStreamError):
                 read_records(reader, 1)
         with pytest.raises(EndOfStreamError), log.open_writer() as writer:
-            writer.write(2000, b"too late").result(30)
+            writer.write(2000, b"too late").result(60)
 
 
 @both_versions

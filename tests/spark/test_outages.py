@@ -116,7 +116,7 @@ class Driver:
                 except psutil.NoSuchProcess:
                     continue
             psutil.wait_procs(doomed, 20)
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 @pytest.fixture

@@ -512,6 +512,10 @@ class FramesConnection:
         self._watching = None
         if self.closed:
             return
+        if self._link.queued_bytes > STEP_BYTES:
+            # More was queued since the socket took what was waited for: where it paused the connection, nothing else
+            # would say that it may go on.
+            self._watch()
         self._count()
         self._try_to_go_on()
         if self._host.stopping and not self.busy:

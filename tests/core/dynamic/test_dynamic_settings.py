@@ -280,7 +280,7 @@ async def test_an_open_writer_begins_to_flush_periodically(change):
     async with await change.log.open_writer() as writer:
         acknowledged = writer.write(1, b"waits in the buffer")
         await change("periodicFlushFrequencyMilliSeconds=10")
-        await asyncio.wait_for(acknowledged, 10)
+        await asyncio.wait_for(acknowledged, 60)
 
 
 async def test_an_open_writer_sends_at_another_buffer_size(change):
@@ -288,7 +288,7 @@ async def test_an_open_writer_sends_at_another_buffer_size(change):
         await asyncio.wait({writer.write(0, b"starts the segment"), asyncio.ensure_future(writer.flush())})
         first = writer.write(1, b"waits in the buffer")
         await change("writerOutputBufferSize=0")
-        await asyncio.wait_for(asyncio.gather(first, writer.write(2, b"goes at once")), 10)
+        await asyncio.wait_for(asyncio.gather(first, writer.write(2, b"goes at once")), 60)
 
 
 async def test_an_open_writer_begins_to_make_records_visible_at_once(change):
@@ -297,7 +297,7 @@ async def test_an_open_writer_begins_to_make_records_visible_at_once(change):
         await writer.flush()
         await change("enableImmediateFlush=true\nwriterOutputBufferSize=0")
         writer.write(1, b"second")
-        records = [await asyncio.wait_for(reader.read_next(), 10) for _ in range(2)]
+        records = [await asyncio.wait_for(reader.read_next(), 60) for _ in range(2)]
     assert [record.payload for record in records] == [b"first", b"second"]
 
 
@@ -308,13 +308,13 @@ async def test_an_open_writer_begins_to_write_keep_alives(change):
         await change("periodicKeepAliveMilliSeconds=10")
         async with await change.log.open_reader() as reader:
             # A keep-alive is an entry that follows: only so does the record become visible.
-            assert (await asyncio.wait_for(reader.read_next(), 10)).payload == b"first"
+            assert (await asyncio.wait_for(reader.read_next(), 60)).payload == b"first"
 
 
 async def test_timers_that_were_switched_off_write_nothing_more(change):
     await change("periodicFlushFrequencyMilliSeconds=10")
     async with await change.log.open_writer() as writer:
-        await asyncio.wait_for(writer.write(0, b"first"), 10)
+        await asyncio.wait_for(writer.write(0, b"first"), 60)
         await change("periodicFlushFrequencyMilliSeconds=0")
         second = writer.write(1, b"second")
         assert await asyncio.wait([second], timeout=0.1) == (set(), {second})
@@ -356,7 +356,7 @@ async def test_an_open_writer_begins_to_answer_before_anything_is_stored(change)
         writer.write(0, b"first")
         await writer.flush()
         await change("isDurableWriteEnabled=false")
-        assert await asyncio.wait_for(writer.write(1, b"in the buffer"), 10) == DLSN.INVALID
+        assert await asyncio.wait_for(writer.write(1, b"in the buffer"), 60) == DLSN.INVALID
         await change("isDurableWriteEnabled=true")
         third = writer.write(2, b"in the buffer")
         await writer.flush()
@@ -413,7 +413,7 @@ async def test_a_read_that_waits_is_given_an_idle_limit(change):
             await asyncio.sleep(0)
             await change("readerIdleErrorThresholdMillis=20")
             with pytest.raises(IdleReaderError):
-                await asyncio.wait_for(waiting, 10)
+                await asyncio.wait_for(waiting, 60)
 
 
 # ------------------------------------------------------------------ which keys

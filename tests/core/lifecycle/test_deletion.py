@@ -117,13 +117,13 @@ async def test_a_deletion_that_lost_its_lock_leaves_the_new_owners_log_alone(mem
 
     memory_cluster.tree.inject = overtaken
     deleting = asyncio.ensure_future(deleter.delete_log("log"))
-    await asyncio.wait_for(cut_off.wait(), 5)
+    await asyncio.wait_for(cut_off.wait(), 60)
     log = await other.open_log("log")
     async with await log.open_writer("new owner") as writer:
         memory_cluster.tree.inject = None
-        await asyncio.wait_for(_written(writer, 1000, b"new"), 5)
+        await asyncio.wait_for(_written(writer, 1000, b"new"), 60)
         with pytest.raises((LockingError, OwnershipAcquireFailedError)):
-            await asyncio.wait_for(deleting, 10)
+            await asyncio.wait_for(deleting, 60)
     assert await payloads(log) == [b"a0", b"a1", b"b0", b"c0", b"d0", b"new"]
 
 
@@ -144,7 +144,7 @@ async def test_a_deletion_that_stood_still_leaves_what_was_written_meanwhile(mem
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OwnedSegments, "sweep", standing_still)
         deleting = asyncio.ensure_future(deleter.delete_log("log"))
-        await asyncio.wait_for(stands.wait(), 5)
+        await asyncio.wait_for(stands.wait(), 60)
     log = await other.open_log("log")
     memory_cluster.cut_off(deleter)
     async with await log.open_writer("new owner") as writer:
@@ -152,7 +152,7 @@ async def test_a_deletion_that_stood_still_leaves_what_was_written_meanwhile(mem
     memory_cluster.tree.inject = None
     goes_on.set()
     with pytest.raises(LockingError, match="what was written since is there"):
-        await asyncio.wait_for(deleting, 10)
+        await asyncio.wait_for(deleting, 60)
     assert await payloads(log) == [b"new"]
     assert len(await _ledgers(other)) == 1
     await other.delete_log("log")
@@ -173,7 +173,7 @@ async def test_a_deposed_writer_adds_no_segment_to_a_log_that_is_being_deleted(m
     await deleter.store.delete(member)  # its session is taken for dead
     await _crashed_deletion(memory_cluster, "log", 2)
     with pytest.raises(DistributedLogError):
-        await asyncio.wait_for(writer.write(1000, b"late"), 10)
+        await asyncio.wait_for(writer.write(1000, b"late"), 60)
     await writer.abort()
     again = await deleter.open_log("log")
     assert await again.segments() == []

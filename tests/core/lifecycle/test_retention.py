@@ -232,7 +232,7 @@ async def test_one_run_at_a_time_and_closing_the_writer_ends_it(memory_cluster):
     writer._retention.begin()
     await asyncio.sleep(0)
     assert len(purges) == 1
-    await asyncio.wait_for(writer.close(), 5)
+    await asyncio.wait_for(writer.close(), 60)
     writer._retention.begin()
     assert writer._retention._run.done()
 
@@ -322,7 +322,7 @@ async def test_after_a_crash_at_any_step_no_listed_segment_lacks_its_ledger_and_
     memory_cluster.stop_at = step + 1  # the lock's member is the first
     count = _steps(memory_cluster, one)
     purging = asyncio.ensure_future(log.purge_older_than(45))
-    await asyncio.wait([purging], timeout=0.5)
+    await until(lambda: purging.done() or count[0] > memory_cluster.stop_at)
     memory_cluster.tree.inject = None
     purging.cancel()
     await asyncio.wait([purging])

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import logging
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -15,8 +14,11 @@ import pyarrow as pa
 import pytest
 from helpers.logs import drained, written
 from helpers.paths import DOCS, ROOT
+from helpers.serving.proxy_world import LoopClock
+from helpers.virtual_time import virtual_time
 from helpers.waiting import until
 from helpers.worlds.memory_bookies import MemoryBookie
+from helpers.worlds.memory_cluster import MemoryCluster
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -30,6 +32,7 @@ from dlspark.core.metrics.registries import NO_STATISTICS, Statistics, collectio
 from dlspark.core.metrics.structured_logging import JsonFormatter, about
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import IdleReaderError, OverCapacityError, SettingsError, WriteError
+from dlspark.testing.java_process import free_port
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.foundation.errors import CallerError, DistributedLogError
 
@@ -43,12 +46,6 @@ async_reader_idle_reader_error skipped_broken_entries lock_acquire lock_reacquir
 read_lock_lock_acquire read_lock_lock_unlock read_lock_lock_tryTimeouts streamWriteLimiter_permits
 streamWriteLimiter_acquireFailure writeLimiter_permits writeLimiter_acquireFailure permits_outstanding dl_alert
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -244,7 +241,10 @@ async def test_reads_are_counted(memory_cluster, registry):
     assert _count(registry, "async_reader_delay_until_promise_satisfied") >= 1
 
 
-async def test_trouble_of_readers_is_counted(memory_cluster, registry):
+@virtual_time
+async def test_trouble_of_readers_is_counted(registry):
+    memory_cluster = MemoryCluster(clock=LoopClock())
+    await memory_cluster.start()
     namespace = await memory_cluster.namespace(
         statistics=Statistics(registry), skip_broken_entries=True, idle_error_ms=450, idle_warn_ms=420
     )
@@ -262,6 +262,7 @@ async def test_trouble_of_readers_is_counted(memory_cluster, registry):
     assert _value(registry, "async_reader_idle_reader_error_total") == 1
     assert _value(registry, "rare_paths_total", path="broken-entry-skipped") == 1
     assert _count(registry, "async_reader_delay_until_promise_satisfied", "false") == 1
+    await memory_cluster.stop()
 
 
 # ---------------------------------------------------------------------- segments and locks
@@ -563,7 +564,7 @@ def test_metrics_are_served_over_http(registry):
     port = free_port()
     stop = serve_metrics(port, registry=registry)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             assert b"data_success_total 3.0" in answer.read()
         with pytest.raises(CallerError, match="cannot be served"):
             serve_metrics(port, registry=registry)

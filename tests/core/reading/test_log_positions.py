@@ -70,7 +70,7 @@ async def test_the_last_record_is_where_last_begins(namespace):
     async with await empty.open_reader("last") as reader:
         reading = asyncio.ensure_future(reader.read_next())
         await _filled(namespace, "empty", 1)
-        assert (await asyncio.wait_for(reading, 5)).txid == 0
+        assert (await asyncio.wait_for(reading, 60)).txid == 0
 
 
 async def test_records_between_any_two_positions_are_counted(memory_cluster):
@@ -168,13 +168,13 @@ async def test_changes_of_the_segments_are_told_as_they_come(namespace):
     writer = await log.open_writer()
     writer.write(1, b"x")
     await writer.flush()
-    (segment,) = await asyncio.wait_for(waiting, 5)
+    (segment,) = await asyncio.wait_for(waiting, 60)
     assert (segment.lssn, segment.in_progress) == (1, True)
     await writer.close()
-    (segment,) = await asyncio.wait_for(anext(changes), 5)
+    (segment,) = await asyncio.wait_for(anext(changes), 60)
     assert not segment.in_progress
     await _truncated(namespace, log, 1, truncation=TruncationStatus.TRUNCATED)
-    (segment,) = await asyncio.wait_for(anext(changes), 5)
+    (segment,) = await asyncio.wait_for(anext(changes), 60)
     assert segment.truncation is TruncationStatus.TRUNCATED
 
     async def watch_on():
@@ -183,7 +183,7 @@ async def test_changes_of_the_segments_are_told_as_they_come(namespace):
     waiting = asyncio.ensure_future(watch_on())
     await namespace.delete_log("watched")
     with pytest.raises(LogNotFoundError):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 60)
 
 
 async def test_watching_survives_the_loss_of_the_metadata_session(memory_cluster):
@@ -196,7 +196,7 @@ async def test_watching_survives_the_loss_of_the_metadata_session(memory_cluster
     memory_cluster.tree.expire(namespace.store.session_id)
     async with await log.open_writer() as writer:
         writer.write(1000, b"")
-    assert len(await asyncio.wait_for(waiting, 5)) == 2
+    assert len(await asyncio.wait_for(waiting, 60)) == 2
     await changes.aclose()
 
 
@@ -237,7 +237,7 @@ async def test_watching_ends_when_the_handle_is_closed(namespace):
     other = log.watch_segments()
     assert len(await anext(other)) == 1
     await log.close()
-    assert await asyncio.wait_for(watching, 5) == [1]
+    assert await asyncio.wait_for(watching, 60) == [1]
     assert await anext(other, None) is None
 
 

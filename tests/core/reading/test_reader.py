@@ -9,7 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from helpers.logs import waits_at_tail
+from helpers.serving.proxy_world import LoopClock
+from helpers.virtual_time import virtual_time
 from helpers.waiting import until
+from helpers.worlds.memory_cluster import MemoryCluster
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import ROW_SCHEMA
@@ -107,7 +110,7 @@ async def test_a_position_that_does_not_exist_yet_is_waited_for(namespace):
     async with await log.open_reader(DLSN(2, 0, 1)) as reader:
         reading = asyncio.ensure_future(reader.read_next())
         await _written(namespace, "future", [[b"b", b"c"]], start=100)
-        assert (await asyncio.wait_for(reading, 5)).payload == b"c"
+        assert (await asyncio.wait_for(reading, 60)).payload == b"c"
 
 
 async def test_position_is_where_the_next_reader_goes_on(namespace):
@@ -142,7 +145,7 @@ async def test_a_tailing_reader_sees_every_record_once_and_in_order_while_segmen
             if i % 7 == 0:
                 await asyncio.sleep(0)
         await writer.flush()
-        records = await asyncio.wait_for(tail, 30)
+        records = await asyncio.wait_for(tail, 60)
         assert [record.dlsn for record in records] == [await future for future in written]
         assert [record.txid for record in records] == list(range(1000))
         assert [record.sequence_id for record in records] == list(range(1000))
@@ -172,10 +175,10 @@ async def test_a_reader_follows_the_log_over_a_crash_of_its_writer(memory_cluste
         await last
         await memory_cluster.crash(one)
         writer = await (await other.open_log("crash")).open_writer()
-        assert (await asyncio.wait_for(pending, 5)).payload == b"acknowledged, not visible"
+        assert (await asyncio.wait_for(pending, 60)).payload == b"acknowledged, not visible"
         writer.write(3, b"three")
         await writer.commit()
-        record = await asyncio.wait_for(reader.read_next(), 5)
+        record = await asyncio.wait_for(reader.read_next(), 60)
         assert (record.payload, record.dlsn, record.sequence_id) == (b"three", DLSN(2, 0, 0), 2)
         await writer.close()
 
@@ -205,13 +208,13 @@ async def test_bulk_reads_wait_for_what_was_asked(namespace):
         reading = asyncio.ensure_future(reader.read_bulk(3))
         writer.write(1, b"a")
         await writer.commit()
-        assert [r.payload for r in await asyncio.wait_for(reading, 5)] == [b"a"]
-        reading = asyncio.ensure_future(reader.read_bulk(2, wait_ms=10_000))
+        assert [r.payload for r in await asyncio.wait_for(reading, 60)] == [b"a"]
+        reading = asyncio.ensure_future(reader.read_bulk(2, wait_ms=600_000))
         writer.write(2, b"b")
         await writer.commit()
         writer.write(3, b"c")
         await writer.commit()
-        assert [r.payload for r in await asyncio.wait_for(reading, 5)] == [b"b", b"c"]
+        assert [r.payload for r in await asyncio.wait_for(reading, 60)] == [b"b", b"c"]
         assert reader.caught_up or await reader.read_available(1, wait=True) == []
     await writer.close()
 
@@ -225,7 +228,7 @@ async def test_a_cancelled_read_loses_nothing(namespace):
         reading.cancel()
         await asyncio.wait([reading])
         await _written(namespace, "cancelled", [[b"b"]], start=100)
-        assert (await asyncio.wait_for(reader.read_next(), 5)).payload == b"b"
+        assert (await asyncio.wait_for(reader.read_next(), 60)).payload == b"b"
 
 
 async def test_readers_that_come_and_go_leave_no_watches_behind(memory_cluster, namespace):
@@ -254,13 +257,17 @@ async def test_closing_a_reader_ends_its_waiting_reads(namespace):
         await reader.read_next()
 
 
-async def test_a_reader_for_which_nothing_arrives_fails_after_its_threshold(memory_cluster):
+@virtual_time
+async def test_a_reader_for_which_nothing_arrives_fails_after_its_threshold():
+    memory_cluster = MemoryCluster(clock=LoopClock())
+    await memory_cluster.start()
     namespace = await memory_cluster.namespace(idle_error_ms=50)
     log = await _written(namespace, "idle", [[b"a"]])
     async with await log.open_reader() as reader:
         await reader.read_next()
         with pytest.raises(IdleReaderError):
             await reader.read_next()
+    await memory_cluster.stop()
 
 
 # ---------------------------------------------------------------------- columns
@@ -425,7 +432,7 @@ async def test_deleting_the_log_fails_its_readers(namespace):
         await waits_at_tail(reader)
         await namespace.delete_log("deleted")
         with pytest.raises(LogNotFoundError):
-            await asyncio.wait_for(reading, 5)
+            await asyncio.wait_for(reading, 60)
 
 
 def _tamper(memory_cluster, change):
@@ -534,7 +541,7 @@ async def test_storage_nodes_that_are_away_are_not_named_with_every_attempt(memo
         await until(lambda: namespace.counters["read-retried"] >= 20)
         for bookie in memory_cluster.bookies:
             bookie.up = True
-        assert len(await asyncio.wait_for(reading, 20)) == 1
+        assert len(await asyncio.wait_for(reading, 60)) == 1
     said = sum("cannot be read yet" in record.message for record in caplog.records)
     assert 1 <= said <= namespace.counters["read-retried"].bit_length()
 
@@ -550,7 +557,7 @@ async def test_storage_nodes_that_are_away_for_a_while_are_waited_for(memory_clu
         await until(lambda: namespace.counters["read-retried"])
         for bookie in memory_cluster.bookies:
             bookie.up = True
-        assert len(await asyncio.wait_for(reading, 20)) == 49
+        assert len(await asyncio.wait_for(reading, 60)) == 49
 
 
 async def test_a_reader_survives_the_loss_of_its_metadata_session(memory_cluster):
@@ -562,7 +569,7 @@ async def test_a_reader_survives_the_loss_of_its_metadata_session(memory_cluster
         await waits_at_tail(reader)
         memory_cluster.tree.expire(reading.store.session_id)
         await _written(writing, "session", [[b"b"]], start=100)
-        assert (await asyncio.wait_for(pending, 5)).payload == b"b"
+        assert (await asyncio.wait_for(pending, 60)).payload == b"b"
     assert await _read(log) == [b"a", b"b"]
 
 
@@ -593,7 +600,7 @@ async def test_a_reader_does_not_miss_the_segment_that_takes_the_number_of_an_em
             written = writer.write(1, b"first")
             await writer.commit()
         assert await written == DLSN(1, 0, 0)
-        record = await asyncio.wait_for(reader.read_next(), 10)
+        record = await asyncio.wait_for(reader.read_next(), 60)
         assert (record.dlsn, record.payload) == (DLSN(1, 0, 0), b"first")
 
 
@@ -636,5 +643,5 @@ async def test_a_read_that_is_cancelled_just_as_something_happens_ends(namespace
         for _ in range(turns):
             await asyncio.sleep(0)
         reading.cancel()
-        await asyncio.wait([reading], timeout=5)
+        await asyncio.wait([reading], timeout=60)
         assert reading.cancelled()

@@ -79,7 +79,7 @@ async def test_a_waiting_reader_takes_over_when_the_other_one_closes(namespace):
 
     await until(both_queue, every_s=0)
     await first.close()
-    async with await asyncio.wait_for(waiting, 5) as second:
+    async with await asyncio.wait_for(waiting, 60) as second:
         assert (await second.read_next()).payload == b"0"
 
 
@@ -174,7 +174,7 @@ async def test_a_waiting_read_ends_when_the_lock_is_lost(memory_cluster):
     await waits_at_tail(reader)
     memory_cluster.tree.expire(namespace.store.session_id)
     with pytest.raises(LockingError):
-        await asyncio.wait_for(reading, 5)
+        await asyncio.wait_for(reading, 60)
     await reader.close()
 
 

@@ -67,9 +67,9 @@ async def test_a_reader_waits_at_the_tail_and_its_position_is_behind_what_it_gav
     async with await log.open_reader() as reader:
         waiting = asyncio.ensure_future(reader.next_table())
         await write(log, b'{"id": 1}', b'{"id": 2}')
-        rows = (await asyncio.wait_for(waiting, 30)).num_rows
+        rows = (await asyncio.wait_for(waiting, 60)).num_rows
         while rows < 2:
-            rows += (await asyncio.wait_for(reader.next_table(), 30)).num_rows
+            rows += (await asyncio.wait_for(reader.next_table(), 60)).num_rows
         assert str(reader.position) == "1:0:2"
 
 
@@ -104,7 +104,7 @@ async def test_a_reader_keeps_the_version_it_began_with_and_says_once_that_there
         await log.change_schema([RenameColumn(("item",), "what"), AddColumn(("note",), STRING)])
         await write(log, b'{"id": 2, "what": "b", "note": "n"}')
         await write(log, b'{"id": 3, "what": "c", "note": "n"}')
-        more = [await asyncio.wait_for(reader.next_table(), 30) for _ in range(2)]
+        more = [await asyncio.wait_for(reader.next_table(), 60) for _ in range(2)]
     assert [table.schema.names for table in more] == [["id", "item", "_log", "_error"]] * 2
     assert [table.column("item").to_pylist() for table in more] == [["b"], ["c"]]
     assert [record.message for record in caplog.records if "version 1 of its schema" in record.message] == [
@@ -124,7 +124,7 @@ async def test_records_of_a_version_that_are_no_rows_of_the_first_end_the_tables
         await write(log, b'{"id": 2}')
         for _ in range(2):
             with pytest.raises(SchemaChangedError, match="nothing more was read"):
-                await asyncio.wait_for(reader.next_table(), 30)
+                await asyncio.wait_for(reader.next_table(), 60)
         position = reader.position
         assert (await reader.read_next()).payload == b'{"id": 2}'
     async with await log.open_reader(position) as reader:
@@ -142,7 +142,7 @@ async def test_a_schema_that_is_withdrawn_ends_the_tables(namespace, anew):
             await log.declare_schema(COLUMNS)
         await write(log, b'{"id": 2}')
         with pytest.raises(SchemaChangedError, match="was withdrawn"):
-            await asyncio.wait_for(reader.next_table(), 30)
+            await asyncio.wait_for(reader.next_table(), 60)
 
 
 async def test_a_read_that_is_cancelled_while_the_schema_is_looked_up_loses_nothing(namespace, monkeypatch):
@@ -158,7 +158,7 @@ async def test_a_read_that_is_cancelled_while_the_schema_is_looked_up_loses_noth
         with monkeypatch.context() as patch:
             patch.setattr(reader._tables, "renew", renew)
             reading = asyncio.ensure_future(reader.next_table())
-            await asyncio.wait_for(looking.wait(), 30)
+            await asyncio.wait_for(looking.wait(), 60)
             reading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reading
@@ -206,4 +206,4 @@ async def test_a_subscriber_commits_how_far_it_came_in_rows(namespace):
         await reader.commit_position()
     await write(log, b'{"id": 3}')
     async with await log.open_reader(subscriber="billing") as reader:
-        assert (await asyncio.wait_for(reader.next_table(), 30)).column("id").to_pylist() == [3]
+        assert (await asyncio.wait_for(reader.next_table(), 60)).column("id").to_pylist() == [3]

@@ -42,7 +42,7 @@ def delivered(loan):
     txids = []
     thread = threading.Thread(target=lambda: txids.extend(record.txid for record in loan.rest), daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
     return txids
 

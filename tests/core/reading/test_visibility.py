@@ -50,7 +50,7 @@ async def test_a_tailing_reader_gets_a_record_that_none_follows(in_process_clust
     async with await log.open_reader() as reader:
         for txid in range(20):
             await acknowledged(writer, txid)
-            assert (await asyncio.wait_for(reader.read_next(), 10)).txid == txid
+            assert (await asyncio.wait_for(reader.read_next(), 60)).txid == txid
     await writer.close()
 
 
@@ -84,7 +84,7 @@ async def test_storage_nodes_that_are_away_are_told_when_they_are_back(in_proces
         await in_process_cluster.start_node(index)
     log = await (await in_process_cluster.connect()).open_log("told-late")
     async with await log.open_reader() as reader:
-        assert (await asyncio.wait_for(reader.read_next(), 30)).txid == 0
+        assert (await asyncio.wait_for(reader.read_next(), 60)).txid == 0
     await writer.abort()
 
 
@@ -99,7 +99,7 @@ async def test_a_reader_in_a_region_says_how_far_behind_it_may_be(
         assert reader.lag_s is None  # nothing was read yet
         for txid in range(3):
             await acknowledged(writer, txid)
-            assert (await asyncio.wait_for(reader.read_next(), 10)).txid == txid
+            assert (await asyncio.wait_for(reader.read_next(), 60)).txid == txid
         recorded = reader._ahead.measures.reader_region_lag.done
         if region:
             assert reader.lag_s is not None

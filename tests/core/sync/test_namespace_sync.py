@@ -63,9 +63,9 @@ def test_the_end_of_the_namespace_ends_the_iteration(runtime, background_cluster
 
     thread = threading.Thread(target=watch)
     thread.start()
-    assert told.wait(30)
+    assert told.wait(60)
     namespace.close()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
     assert names == ["a"]
 

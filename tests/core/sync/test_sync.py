@@ -67,10 +67,10 @@ def test_a_result_waits_for_no_buffer_that_nobody_fills(namespace):
     with namespace.open_log("pending") as log, log.open_writer() as writer:
         pending = [writer.write(i, b"x") for i in range(3)]
         assert not any(write.done() for write in pending)
-        assert [write.result(10) for write in pending] == [DLSN(1, 0, i) for i in range(3)]
+        assert [write.result(60) for write in pending] == [DLSN(1, 0, i) for i in range(3)]
         bulk = writer.write_bulk([(3, b"a"), (4, b"b")])
-        assert bulk[1].result(10) == DLSN(1, 1, 1)
-        (entry,) = writer.write_batch(np.array([5, 6]), pa.array([b"c", b"d"])).result(10)
+        assert bulk[1].result(60) == DLSN(1, 1, 1)
+        (entry,) = writer.write_batch(np.array([5, 6]), pa.array([b"c", b"d"])).result(60)
         assert (entry.dlsn, entry.record_count) == (DLSN(1, 2, 0), 2)
         writer.flush()
         writer.commit()
@@ -126,7 +126,7 @@ def test_iterating_ends_when_the_log_is_sealed(namespace):
             thread.start()
             writer.write(2, b"two")
             writer.mark_end_of_stream()
-        thread.join(30)
+        thread.join(60)
         assert seen == [b"one", b"two"]
         assert log.is_sealed()
         with log.open_reader() as reader:

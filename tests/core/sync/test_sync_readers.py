@@ -190,11 +190,11 @@ def test_changes_of_segments_come_to_an_iterator(log, namespace):
 
     thread = threading.Thread(target=watch)
     thread.start()
-    assert finished.wait(10)
+    assert finished.wait(60)
     with log.open_writer() as writer:
         writer.write(1000, b"more").result()
     namespace.delete_log(log.name)
-    thread.join(20)
+    thread.join(60)
     assert seen[0] == [(1, False), (2, False)]
     assert seen[-1] == "deleted"
 

@@ -423,7 +423,7 @@ async def test_the_deletion_of_a_pool_that_was_interrupted_anywhere_is_finished_
         dying = await memory_cluster.namespace()
         seen = _dies_at(memory_cluster, dying, step, how)
         try:
-            await asyncio.wait_for(dying.delete_allocator_pool("here"), 5)
+            await asyncio.wait_for(dying.delete_allocator_pool("here"), 60)
         except (DistributedLogError, asyncio.TimeoutError):
             pass
         ended = seen[0] < step

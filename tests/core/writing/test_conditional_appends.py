@@ -663,7 +663,7 @@ async def test_requests_that_are_sent_until_they_are_answered_are_in_the_log_onc
             owner = await memory_cluster.namespace(**values_of)
         else:
             with suppress(DistributedLogError):
-                await asyncio.wait_for(writer.flush(), 20)
+                await asyncio.wait_for(writer.flush(), 60)
         if what == "nodes":
             for bookie in down:
                 bookie.up = True
@@ -671,7 +671,7 @@ async def test_requests_that_are_sent_until_they_are_answered_are_in_the_log_onc
             for _, future in sending:
                 future.cancel()  # Nobody is left to hear of it.
         elif sending:
-            _, pending = await asyncio.wait([future for _, future in sending], timeout=20)
+            _, pending = await asyncio.wait([future for _, future in sending], timeout=60)
             assert not pending
         client.settle(sending)
         failed = any(f.done() and not f.cancelled() and isinstance(f.exception(), WriteError) for _, f in sending)

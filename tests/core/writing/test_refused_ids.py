@@ -36,7 +36,7 @@ async def _ids(namespace, name):
 
 
 async def _outcome(future):
-    return (await asyncio.gather(asyncio.wait_for(future, 10), return_exceptions=True))[0]
+    return (await asyncio.gather(asyncio.wait_for(future, 60), return_exceptions=True))[0]
 
 
 def run_written(writer, txids, payloads, *, bulk=True):

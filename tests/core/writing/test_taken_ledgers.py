@@ -101,7 +101,7 @@ async def test_a_tailing_reader_meets_every_record_once(memory_cluster):
     for i in range(20):
         await writer.write(i, b"%d" % i)
     await writer.commit()
-    await asyncio.wait_for(tail, 20)
+    await asyncio.wait_for(tail, 60)
     assert seen == [b"%d" % i for i in range(20)]
     await writer.close()
 
@@ -153,7 +153,7 @@ async def test_where_the_metadata_cannot_be_changed_the_records_are_unknown_and_
     memory_cluster.tree.inject = refuse
     future = writer.write(1, b"one")
     with pytest.raises(TransmitError):
-        await asyncio.wait_for(future, 30)
+        await asyncio.wait_for(future, 60)
     assert closings
     memory_cluster.tree.inject = None
     await writer.abort()

@@ -113,7 +113,7 @@ async def test_a_record_becomes_visible_without_another_one(memory_cluster, sett
     writer = await log.open_writer()
     future = writer.write(7, b"alone" * 300)
     async with await log.open_reader() as reader:
-        record = await asyncio.wait_for(reader.read_next(), 5)
+        record = await asyncio.wait_for(reader.read_next(), 60)
     assert (record.payload, record.dlsn) == (b"alone" * 300, await future)
     await writer.close()
 

@@ -42,7 +42,7 @@ async def _all(namespace, name):
 
 async def _outcome(future):
     try:
-        return await asyncio.wait_for(future, 10)
+        return await asyncio.wait_for(future, 60)
     except Exception as error:
         return error
 

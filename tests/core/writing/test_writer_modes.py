@@ -365,7 +365,7 @@ async def test_the_next_ledger_is_made_while_the_old_segment_is_recovered(memory
     ready = []
 
     async def when_the_ledger_is_made(self, segment, **values):
-        await asyncio.wait_for(made.wait(), 10)  # would wait in vain if the one came after the other
+        await asyncio.wait_for(made.wait(), 60)  # would wait in vain if the one came after the other
         ready.append(self._allocator.ledger.ledger_id)
         return await complete(self, segment, **values)
 
@@ -617,19 +617,19 @@ async def test_what_is_pushed_is_sent_without_waiting_also_behind_a_transition(m
     writer = await (await namespace.open_log("log")).open_writer()
     first = [writer.write(1, b"a"), writer.write(1, b"b")]
     writer.push()
-    assert [await asyncio.wait_for(future, 20) for future in first] == [DLSN(1, 0, 0), DLSN(1, 0, 1)]
+    assert [await asyncio.wait_for(future, 60) for future in first] == [DLSN(1, 0, 0), DLSN(1, 0, 1)]
     second = writer.write(2, b"c")
     await asyncio.sleep(0.01)
     assert not second.done(), "buffered"
     writer.push()
-    assert await asyncio.wait_for(second, 20) == DLSN(1, 1, 0)
+    assert await asyncio.wait_for(second, 60) == DLSN(1, 1, 0)
     await writer.close()
     writer.push()
 
 
 async def test_a_heartbeat_is_stored_and_no_reader_delivers_it(memory_cluster, namespace):
     writer = await (await namespace.open_log("log")).open_writer()
-    beat = await asyncio.wait_for(writer.heartbeat(), 20)
+    beat = await asyncio.wait_for(writer.heartbeat(), 60)
     assert (beat.first, beat.records) == (DLSN(1, 0, 0), 0)
     record = writer.write(1, b"a")
     writer.push()
@@ -649,7 +649,7 @@ async def test_a_heartbeat_behind_a_failure_says_so(memory_cluster, namespace):
     for bookie in memory_cluster.bookies:
         bookie.reject = Status.EUA
     with pytest.raises(TransmitError):
-        await asyncio.wait_for(writer.heartbeat(), 20)
+        await asyncio.wait_for(writer.heartbeat(), 60)
     await writer.abort()
 
 

@@ -82,7 +82,7 @@ class FaultyDisk(SystemDisk):
             gate = self.gate
             if gate is not None:
                 self.waiting += 1
-                gate.wait(20)
+                gate.wait(60)
             self.passed += 1
         for (wanted, part), number in self.errors.items():
             if wanted == call and part in path:

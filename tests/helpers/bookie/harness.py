@@ -94,7 +94,7 @@ class WireClient:
         return self._ask(head, body, tail)
 
     async def add(self, body: bytes, *, key: bytes = KEY, recovery: bool = False, priority: int = 0) -> Status:
-        answer = await asyncio.wait_for(self.send_add(body, key=key, recovery=recovery, priority=priority), 20)
+        answer = await asyncio.wait_for(self.send_add(body, key=key, recovery=recovery, priority=priority), 60)
         assert isinstance(answer, AddResponse)
         return answer.status
 
@@ -124,12 +124,12 @@ class WireClient:
         )
 
     async def read(self, ledger: int, number: int) -> ReadResponse:
-        answer = await asyncio.wait_for(self.send_read(ledger, number), 20)
+        answer = await asyncio.wait_for(self.send_read(ledger, number), 60)
         assert isinstance(answer, ReadResponse)
         return answer
 
     async def fence(self, ledger: int, number: int = -1, *, key: bytes = KEY) -> ReadResponse:
-        answer = await asyncio.wait_for(self.send_read(ledger, number, key=key, fence=True), 20)
+        answer = await asyncio.wait_for(self.send_read(ledger, number, key=key, fence=True), 60)
         assert isinstance(answer, ReadResponse)
         return answer
 
@@ -138,14 +138,14 @@ class WireClient:
 
     async def read_lac(self, ledger: int) -> ReadLacResponse:
         self._txn += 1
-        answer = await asyncio.wait_for(self._ask(encode_read_lac_request(self._txn, ledger)), 20)
+        answer = await asyncio.wait_for(self._ask(encode_read_lac_request(self._txn, ledger)), 60)
         assert isinstance(answer, ReadLacResponse)
         return answer
 
     async def write_lac(self, ledger: int, lac: int, *, key: bytes = KEY) -> Status:
         self._txn += 1
         body = DIGEST.package_lac(ledger, lac)
-        answer = await asyncio.wait_for(self._ask(encode_write_lac_request(self._txn, ledger, lac, key, body)), 20)
+        answer = await asyncio.wait_for(self._ask(encode_write_lac_request(self._txn, ledger, lac, key, body)), 60)
         return answer.status
 
     def send_ask(self, encode: Callable[[int], bytes]) -> asyncio.Future[Response]:
@@ -153,7 +153,7 @@ class WireClient:
         return self._ask(encode(self._txn))
 
     async def ask(self, encode: Callable[[int], bytes]) -> Response:
-        return await asyncio.wait_for(self.send_ask(encode), 20)
+        return await asyncio.wait_for(self.send_ask(encode), 60)
 
 
 @dataclass
@@ -209,7 +209,7 @@ class BookieCluster:
         client = WireClient()
         self.clients.append(client)
         address = bookie.address
-        client.link = await self.network.connect(address.host, address.port, client, timeout_ms=5000)
+        client.link = await self.network.connect(address.host, address.port, client, timeout_ms=60_000)
         return client
 
     async def stop(self, bookie: Bookie) -> None:

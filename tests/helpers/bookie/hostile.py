@@ -37,7 +37,7 @@ class Peers:
         self.sockets: list[socket.socket] = []
 
     def connect(self) -> socket.socket:
-        peer = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        peer = socket.create_connection(("127.0.0.1", self.port), timeout=60)
         peer.settimeout(1)
         self.sockets.append(peer)
         return peer

@@ -17,8 +17,8 @@ from storage_node.settings.bookie import MIB, BookieSettings
 from storage_node.settings.client import ClientSettings
 
 SETTINGS = ClientSettings(
-    add_entry_timeout_ms=3_000,
-    read_entry_timeout_ms=3_000,
+    add_entry_timeout_ms=30_000,
+    read_entry_timeout_ms=30_000,
     speculative_read_ms=500,
     long_poll_ms=1_000,
     vacancy_retry_ms=100,

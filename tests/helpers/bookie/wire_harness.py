@@ -31,7 +31,7 @@ class PacketClient:
     async def connect(cls, cluster: BookieCluster, bookie: Bookie) -> PacketClient:
         client = cls()
         address = bookie.address
-        client.link = await cluster.network.connect(address.host, address.port, client, timeout_ms=5000)
+        client.link = await cluster.network.connect(address.host, address.port, client, timeout_ms=60_000)
         cluster.clients.append(client)  # type: ignore[arg-type]  # it is closed like the others
         return client
 
@@ -63,7 +63,7 @@ class PacketClient:
         return v2.decode_response(memoryview(await self.frame()))
 
     async def frame(self) -> bytes:
-        return await asyncio.wait_for(self._arrived.get(), 20)
+        return await asyncio.wait_for(self._arrived.get(), 60)
 
     async def ask(self, *pieces: bytes) -> ResponseV2:
         self.send(*pieces)

@@ -21,7 +21,7 @@ from metadata.foundation.errors import CallerError
 from metadata.foundation.tasks import end_tasks
 
 CHUNK_BYTES: Final = 64 * 1024
-_CALL_TIMEOUT_S: Final = 10.0
+_CALL_TIMEOUT_S: Final = 60.0
 
 
 class FaultNetwork(Protocol):

@@ -136,7 +136,7 @@ def write_records(writer: LogWriter, first: int, number: int) -> list[str]:
         writer.write(FIRST_TXID + index, make_payload(0, index, RECORD_BYTES)) for index in range(first, first + number)
     ]
     writer.flush()
-    return [str(future.result(30)) for future in futures]
+    return [str(future.result(60)) for future in futures]
 
 
 def we_read(log: Log, number: int, start: str | int = "earliest") -> list[LogRecord]:
@@ -312,13 +312,13 @@ class OurWriter(SideWriter):
     def write(self, txids: Sequence[int], *, first: int = 0, size: int = RECORD_BYTES) -> list[str]:
         futures = [self._writer.write(txid, make_payload(0, index, size)) for index, txid in enumerate(txids, first)]
         self._writer.commit()
-        return [str(future.result(30)) for future in futures]
+        return [str(future.result(60)) for future in futures]
 
     def write_set(self, txid: int, first: int, number: int, codec: str) -> list[str]:
         payloads = [make_payload(0, index, RECORD_BYTES) for index in range(first, first + number)]
         futures = self._writer.write_record_set(txid, payloads, codec)
         self._writer.commit()
-        return [str(future.result(30)) for future in futures]
+        return [str(future.result(60)) for future in futures]
 
     def mark_end_of_stream(self) -> None:
         self._writer.mark_end_of_stream()

@@ -14,7 +14,7 @@ from dlspark.serving.protocol.operations import Answer, Refusal, StatusCode
 from helpers.waiting import until
 from metadata.foundation.tasks import end_tasks
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 HEADER = struct.Struct(">BBHQ")
 
 

@@ -78,7 +78,7 @@ class Logs:
     def sessions(self) -> set[str]:
         """Return the ids of the sessions that clients have with ZooKeeper now."""
         host, port = self.uri.split("/")[2].split(":")
-        with socket.create_connection((host, int(port)), timeout=5) as link:
+        with socket.create_connection((host, int(port)), timeout=60) as link:
             link.sendall(b"cons")
             link.shutdown(socket.SHUT_WR)
             text = b"".join(iter(lambda: link.recv(65536), b"")).decode()

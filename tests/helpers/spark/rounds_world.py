@@ -94,7 +94,7 @@ class StandaloneCluster:
     def stop(self) -> None:
         for process in reversed(self._processes):
             _kill_family(process.pid)
-            process.wait(20)
+            process.wait(60)
 
 
 class SparkProcess:
@@ -189,7 +189,7 @@ class SparkProcess:
         process, self._process = self._process, None
         if process is not None:
             _kill_family(process.pid)
-            process.wait(20)
+            process.wait(60)
             for stream in (process.stdin, process.stdout):
                 with contextlib.suppress(OSError):
                     stream.close()  # type: ignore[union-attr]

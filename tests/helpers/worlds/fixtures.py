@@ -56,7 +56,7 @@ async def memory_cluster() -> AsyncIterator[MemoryCluster]:
     # I16: nothing runs on after everything was closed.
     left = asyncio.all_tasks() - before - {asyncio.current_task()}
     for task in left:
-        await asyncio.wait([task], timeout=1)
+        await asyncio.wait([task], timeout=60)
     assert [task for task in left if not task.done()] == []
 
 

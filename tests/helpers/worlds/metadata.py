@@ -19,6 +19,8 @@ from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
 _NUMBERS = itertools.count(1)
+LONG_SESSION_MS = 40_000
+"""The longest that a ZooKeeper with default ticks grants: no session ends because the machine is busy."""
 
 
 class Heard:
@@ -35,7 +37,7 @@ class Heard:
     async def wait(self, count: int) -> list[object]:
         while len(self.items) < count:
             self._more.clear()
-            await asyncio.wait_for(self._more.wait(), 20)
+            await asyncio.wait_for(self._more.wait(), 60)
         return self.items
 
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
@@ -97,7 +99,7 @@ class ZooKeeperServer:
         self.stores.append(
             await ZooKeeperStore.connect(
                 self.server.address,
-                session_timeout_ms=10_000,
+                session_timeout_ms=LONG_SESSION_MS,
                 access=access_by_id(acl_id or "", restrict=restrict),
             )
         )

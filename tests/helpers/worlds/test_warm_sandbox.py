@@ -13,12 +13,11 @@ pytestmark = pytest.mark.processes
 
 
 def test_what_a_log_holds_outlives_a_kill_of_every_node_and_an_orderly_stop(tmp_path: Path) -> None:
-    settings = {"zkTimeout": 1000}
-    with WarmSandbox(tmp_path, nodes=3, node_settings=settings, zookeeper_tick_ms=250) as sandbox:
+    with WarmSandbox(tmp_path, nodes=3) as sandbox:
         with Namespace.open(sandbox.uri) as namespace:
             namespace.create_log("log")
             with namespace.open_log("log") as log, log.open_writer() as writer:
-                writer.write(1, b"kept").result(30)
+                writer.write(1, b"kept").result(60)
         for index in range(3):
             first = sandbox.node_pid(index)
             sandbox.kill_node(index)
@@ -27,7 +26,7 @@ def test_what_a_log_holds_outlives_a_kill_of_every_node_and_an_orderly_stop(tmp_
             assert sandbox.node_pid(index) not in (None, first)
     assert all(not Path(f"/proc/{sandbox.node_pid(index)}").exists() for index in range(3))
     with (
-        WarmSandbox(tmp_path, nodes=3, node_settings=settings, zookeeper_tick_ms=250) as sandbox,
+        WarmSandbox(tmp_path, nodes=3) as sandbox,
         Namespace.open(sandbox.uri) as namespace,
         namespace.open_log("log") as log,
         log.open_reader() as reader,

@@ -81,7 +81,7 @@ async def test_a_vote_ends_with_its_session(
     heard = Heard()
     assert await elsewhere.watch_vote(first, heard)
     await metadata_server.expire(auditors.store)
-    await asyncio.wait_for(heard.wait(1), 20)
+    await asyncio.wait_for(heard.wait(1), 60)
     assert await elsewhere.votes() == [second]
     assert await elsewhere.auditor() == "b"
 

@@ -197,7 +197,7 @@ async def test_a_predecessors_registration_is_waited_out(
     await store.sync(ledgers_root)
     assert not waiting.done()
     await other.close()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     path = f"{ledgers_root}/available/{FIRST.bookie_id}"
     assert (await store.get(path))[1].ephemeral_owner == store.session_id
 
@@ -229,7 +229,7 @@ async def test_an_expired_session_registers_again_by_itself(
     path = f"{ledgers_root}/available/readonly/{FIRST.bookie_id}"
 
     async def registered_again() -> bool:
-        assert await reconnected(store, 20_000)
+        assert await reconnected(store, 60_000)
         stat = await other.exists(path)
         return stat is not None and stat.ephemeral_owner == store.session_id != old
 
@@ -257,7 +257,7 @@ async def test_a_bookie_that_unregistered_stays_away_after_an_expiry(
     store.on_session(expired)
     await metadata_server.expire(store)
     await expired.wait(2)
-    assert await reconnected(store, 20_000)
+    assert await reconnected(store, 60_000)
     assert await registry.writable() == []
 
 

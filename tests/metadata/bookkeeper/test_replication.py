@@ -279,7 +279,7 @@ async def test_a_lock_ends_with_its_session_and_is_not_given_back_for_another(
     ended = asyncio.Event()
     replication.store.on_session(lambda _state: ended.set() if replication.store.session_id != session else None)
     await metadata_server.expire(replication.store)
-    await asyncio.wait_for(ended.wait(), 20)
+    await asyncio.wait_for(ended.wait(), 60)
     taken: LedgerLock | None = None
     while taken is None:
         taken = await elsewhere.lock(LEDGER, "other")
@@ -382,7 +382,7 @@ async def test_the_switch_is_heard(replication: ReplicationStore, elsewhere: Rep
     assert not await replication.enabled()
     assert not waiting.done()
     assert await elsewhere.enable()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     assert not await elsewhere.enable()
 
 

@@ -325,7 +325,7 @@ async def test_a_watch_of_the_list_hears_of_files_too(logs, cold, other, root) -
         await reading.listing("log", lambda event, heard=heard: heard.set())
         assert not heard.is_set()
         await step()
-        await asyncio.wait_for(heard.wait(), 20)
+        await asyncio.wait_for(heard.wait(), 60)
 
 
 async def test_a_unit_is_read_once_however_many_of_its_segments_are_asked_for(logs, cold) -> None:

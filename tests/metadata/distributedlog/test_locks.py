@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 
 import pytest
 from helpers.reference_vectors import vectors
@@ -103,7 +104,7 @@ def test_the_owner_survives_pickling() -> None:
 async def test_a_free_lock_is_acquired_at_once_and_leaves_nothing_after_release(
     store: MetadataStore, path: str
 ) -> None:
-    for timeout_ms in (0, -1, 1_000):
+    for timeout_ms in (0, -1, 60_000):
         lock = DistributedLock(store, path, "me")
         assert not lock.held
         await lock.acquire(timeout_ms)
@@ -143,7 +144,7 @@ async def test_a_waiting_client_gets_the_lock_when_the_owner_releases_it(
     waiting = asyncio.ensure_future(waiter.acquire(60_000))
     await settled(waiting, store, path, 2)
     await owner.release()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     assert waiter.held
     await waiter.release()
 
@@ -167,9 +168,10 @@ async def test_who_waits_for_long_says_for_whom_and_what_a_proxy_s_log_is_had_by
     await until(lambda: "waiting for it" in caplog.text, "a word of the wait")
     (said,) = [one.getMessage() for one in caplog.records if "waiting for it" in one.getMessage()]
     assert said.startswith(f"{name} has the lock {path} since 20")
-    assert f"Z; waiting for it, 0 s so far and up to 24 hours more{advice}" in said
+    expected = rf"Z; waiting for it, \d+ s so far and up to 24 hours more{re.escape(advice)}"
+    assert re.search(expected, said), said
     await owner.release()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     await waiter.release()
 
 
@@ -207,7 +209,7 @@ async def test_each_waiter_watches_only_its_predecessor(
         await waiting_second
     await settled(waiting_third, store, path, 2)
     await first.release()
-    await asyncio.wait_for(waiting_third, 20)
+    await asyncio.wait_for(waiting_third, 60)
     assert third.held
     await third.release()
 
@@ -218,7 +220,7 @@ async def test_a_dead_owners_lock_passes_on(store: MetadataStore, other: Metadat
     waiting = asyncio.ensure_future(waiter.acquire(60_000))
     await settled(waiting, other, path, 2)
     await store.close()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     assert not owner.held
     with pytest.raises(LockClosedError):
         await owner.ensure_held()
@@ -233,7 +235,7 @@ async def test_what_is_asked_behind_a_free_lock_is_answered_under_it(
     def ask() -> None:
         asked.append(asyncio.ensure_future(members(store, path)))
 
-    for timeout_ms in (1_000, 0):
+    for timeout_ms in (60_000, 0):
         lock = DistributedLock(store, path, "me")
         assert await lock.acquire(timeout_ms, ask)
         assert lock.member_path.rpartition("/")[2] in await asked.pop()
@@ -241,7 +243,7 @@ async def test_what_is_asked_behind_a_free_lock_is_answered_under_it(
     holder = DistributedLock(other, path, "them")
     assert await holder.acquire(0)
     lock = DistributedLock(store, path, "me")
-    waiting = asyncio.ensure_future(lock.acquire(5_000, ask))
+    waiting = asyncio.ensure_future(lock.acquire(60_000, ask))
     await settled(waiting, other, path, 2)
     assert len(await asked.pop()) == 2  # Somebody was before us: with this answer in, they may leave.
     await holder.release()
@@ -256,13 +258,13 @@ async def test_a_free_lock_takes_one_round_trip() -> None:
     made: list[str] = []
     store.observe(lambda operation, path, seconds, error: made.append(operation))
     tree.stall()
-    acquiring = asyncio.ensure_future(DistributedLock(store, "/lock", "me").acquire(1_000))
+    acquiring = asyncio.ensure_future(DistributedLock(store, "/lock", "me").acquire(60_000))
     for _ in range(50):
         await asyncio.sleep(0)
     assert not acquiring.done()
     tree.resume()  # What is asked from here on would be a second one.
     tree.stall()
-    assert await asyncio.wait_for(acquiring, 5)
+    assert await asyncio.wait_for(acquiring, 60)
     assert made == ["create", "children"]
     tree.resume()
 
@@ -281,7 +283,7 @@ async def test_what_was_asked_behind_a_first_try_that_failed_does_not_count(faul
 
     tree.inject = inject
     lock = DistributedLock(store, "/lock", "me")
-    assert not await lock.acquire(1_000)
+    assert not await lock.acquire(60_000)
     assert lock.held
     assert creations == 2
     assert len(await members(store, "/lock")) == 1
@@ -300,7 +302,7 @@ async def test_a_list_of_members_without_ours_is_no_reason_to_give_up() -> None:
 
     store.children = children  # type: ignore[method-assign]
     lock = DistributedLock(store, "/lock", "me")
-    assert not await lock.acquire(1_000)
+    assert not await lock.acquire(60_000)
     assert lock.held
     assert len(lists) == 2
 
@@ -313,7 +315,7 @@ async def test_two_locks_of_one_process_exclude_each_other(store: MetadataStore,
     waiting = asyncio.ensure_future(second.acquire(60_000))
     await settled(waiting, store, path, 2)
     await first.release()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     await second.release()
 
 
@@ -443,7 +445,7 @@ async def test_a_lock_lost_with_its_session_is_acquired_again(
         return store.session_id != old_session
 
     await states.until(renewed)
-    assert await reconnected(store, 20_000)
+    assert await reconnected(store, 60_000)
     heard = Heard()
 
     async def queued_again() -> bool:
@@ -468,7 +470,7 @@ async def test_a_lock_that_somebody_took_meanwhile_is_lost_for_good(
     waiting = asyncio.ensure_future(rival.acquire(60_000))
     await settled(waiting, other, path, 2)
     await metadata_server.expire(store)
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     assert rival.held
 
     async def until_failed() -> None:
@@ -477,7 +479,7 @@ async def test_a_lock_that_somebody_took_meanwhile_is_lost_for_good(
             await store_turn(store, other, path)
 
     with pytest.raises(OwnershipAcquireFailedError) as caught:
-        await asyncio.wait_for(until_failed(), 20)
+        await asyncio.wait_for(until_failed(), 60)
     assert caught.value.owner == "rival"
     assert not lock.held
     with pytest.raises(OwnershipAcquireFailedError):
@@ -502,7 +504,7 @@ async def test_a_session_that_expires_while_waiting_fails_the_acquisition(
     await settled(waiting, store, path, 2)
     await metadata_server.expire(other)
     with pytest.raises(LockSessionExpiredError):
-        await asyncio.wait_for(waiting, 20)
+        await asyncio.wait_for(waiting, 60)
     assert not waiter.held
     assert len(await members(store, path)) == 1
     await owner.release()
@@ -526,7 +528,7 @@ async def test_a_lost_connection_does_not_cost_the_lock_or_the_place_in_the_queu
     assert owner.held
     assert not waiting.done()
     await owner.release()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     await waiter.release()
 
 

@@ -27,7 +27,7 @@ async def logs(request: pytest.FixtureRequest, store: MetadataStore, root: str) 
 
 
 async def take(changes: AsyncIterator[LogChange], count: int) -> list[tuple[str, bool]]:
-    found = [await asyncio.wait_for(changes.__anext__(), 30) for _ in range(count)]
+    found = [await asyncio.wait_for(changes.__anext__(), 60) for _ in range(count)]
     return [(change.name, change.added) for change in found]
 
 
@@ -119,7 +119,7 @@ async def test_the_end_of_the_session_ends_the_watch(logs: LogStore, store: Meta
     waiting = asyncio.ensure_future(rest())
     await logs.create("b")
     await store.close()
-    assert [change.name for change in await asyncio.wait_for(waiting, 30)] in ([], ["b"])
+    assert [change.name for change in await asyncio.wait_for(waiting, 60)] in ([], ["b"])
 
 
 @pytest.mark.parametrize("federated", [False, True])

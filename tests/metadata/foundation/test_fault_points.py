@@ -53,5 +53,5 @@ def test_who_waits_goes_on_when_it_is_told(tmp_path: Path, monkeypatch: pytest.M
         pass
     assert waiting.is_alive()
     until.touch()
-    waiting.join(30)
+    waiting.join(60)
     assert not waiting.is_alive()

@@ -25,7 +25,7 @@ async def a_result_on_its_way(event: asyncio.Event) -> asyncio.Task[None]:
 
     async def work() -> None:
         while True:
-            await asyncio.wait_for(wait(), 60)
+            await asyncio.wait_for(wait(), 3600)
             event.clear()
 
     task = asyncio.get_running_loop().create_task(work())
@@ -35,7 +35,7 @@ async def a_result_on_its_way(event: asyncio.Event) -> asyncio.Task[None]:
     return task
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("later", range(5))
 async def test_a_task_ends_whose_cancellation_met_the_result_of_a_wait_for(
     monkeypatch: pytest.MonkeyPatch, later: int

@@ -113,10 +113,11 @@ def test_the_context_manager_starts_and_stops(tmp_path: Path) -> None:
 def test_no_thread_or_descriptor_is_left(tmp_path: Path) -> None:
     with EmbeddedZooKeeper(tmp_path):
         pass
-    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     with EmbeddedZooKeeper(tmp_path):
         pass
-    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, files)
+    assert not set(threading.enumerate()) - threads
+    assert len(os.listdir("/proc/self/fd")) <= files, "what tests before this one had left may be closed meanwhile"
 
 
 def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
@@ -236,14 +237,14 @@ def test_the_server_dies_with_its_parent(tmp_path: Path, number: signal.Signals)
     with parent(tmp_path, "time.sleep(600)") as (process, pid):
         assert not gone(pid)
         process.send_signal(number)
-        process.wait(20)
+        process.wait(60)
         wait_until_gone(pid)
 
 
 @pytest.mark.parametrize("then", ["", "raise SystemExit(3)", "import os; os._exit(0)", "raise KeyboardInterrupt"])
 def test_the_server_does_not_outlive_a_parent_that_ends_without_stopping_it(tmp_path: Path, then: str) -> None:
     with parent(tmp_path, then) as (process, pid):
-        process.wait(20)
+        process.wait(60)
         wait_until_gone(pid)
 
 

@@ -9,20 +9,19 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from helpers.worlds.metadata import Heard
+from helpers.worlds.metadata import LONG_SESSION_MS, Heard
 from kazoo.client import KazooClient
 
 from metadata.foundation.errors import DistributedLogError, MetadataUnavailableError
 from metadata.foundation.socks import SocksProxy
 from metadata.retry import reconnected
 from metadata.store import SessionState
+from metadata.zookeeper import edge
 from metadata.zookeeper.client import MAX_IN_FLIGHT, ZooKeeperStore
 from metadata.zookeeper.edge import FIRST_VARIABLE, BoundedConnection, LoopHandler
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.processes
-
-SESSION_MS = 6_000
 
 
 class Middle:
@@ -91,15 +90,22 @@ async def middle(zookeeper: EmbeddedZooKeeper) -> AsyncIterator[Middle]:
     await middle.stop()
 
 
+@pytest.fixture
+def short_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have attempts last 1 s, 2 s, 4 s, also where the session, which a busy machine must not cost, is long."""
+    monkeypatch.setattr(edge, "_DOUBLINGS", 5)
+
+
+@pytest.mark.usefixtures("short_attempts")
 async def test_a_server_that_accepts_twice_and_does_not_answer_yet_costs_no_session(middle: Middle) -> None:
-    store = await ZooKeeperStore.connect(f"127.0.0.1:{middle.port}", session_timeout_ms=SESSION_MS)
+    store = await ZooKeeperStore.connect(f"127.0.0.1:{middle.port}", session_timeout_ms=LONG_SESSION_MS)
     states, first = Heard(), store.session_id
     store.on_session(states)
     await store.create("/e-of-the-unanswered", ephemeral=True)
     middle.to_ignore = 2
     middle.break_connections()
     await states.wait(1)
-    assert await reconnected(store, 30_000)
+    assert await reconnected(store, 60_000)
     assert middle.ignored == 2
     assert states.items == [SessionState.SUSPENDED, SessionState.CONNECTED]
     assert store.session_id == first
@@ -121,13 +127,18 @@ def _silent_address(accepts: bool) -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
+@pytest.mark.usefixtures("short_attempts")
 @pytest.mark.parametrize("accepts", [True, False], ids=["accepts and is silent", "takes no connection"])
 async def test_servers_that_do_not_answer_leave_time_for_one_that_does(
     zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch, accepts: bool
 ) -> None:
     monkeypatch.setattr(random, "shuffle", lambda servers: None)  # kazoo tries the last one last
     with _silent_address(accepts) as silent:
-        store = await ZooKeeperStore.connect(f"{silent},{silent},{zookeeper.address}", connect_timeout_ms=3_000)
+        store = await ZooKeeperStore.connect(
+            f"{silent},{silent},{zookeeper.address}",
+            session_timeout_ms=LONG_SESSION_MS,
+            connect_timeout_ms=LONG_SESSION_MS // 2,
+        )
         assert store.state is SessionState.CONNECTED
         await store.close()
 

@@ -229,6 +229,32 @@ async def test_a_client_that_takes_its_answers_late_gets_all_of_them():
 
 
 @virtual_time
+async def test_a_client_that_takes_its_answers_just_before_it_stops_again_is_not_forgotten():
+    """Between the moment when its queue is short and the look at that, more is queued than may be: it is paused."""
+    async with World(answer_bytes=200_000) as world:
+        piece = bytes(100_000)
+        world.service.answer = lambda _request, number: Delivery(ReadForm.ENTRIES, DLSN(1, number, 0), (piece,))
+        world.service.hold = True
+        client = await world.client()
+        client.link.pause_reading()
+        for number in range(1, 10):
+            client.send(number, ReadBatch("stream", ReadFrom.OLDEST, max_bytes=100_000))
+        await until(lambda: len(world.service.held) == 9, every_s=0)
+        server_end = client.link.other
+        world.service.release(3)
+        await until(lambda: server_end._drainers, every_s=0)
+        client.link._in += server_end._take(300_000)
+        world.service.release()
+        assert server_end.queued_bytes > 500_000
+        for _ in range(10):
+            await asyncio.sleep(0)  # it has been looked at
+        client.link.resume_reading()
+        await client.answered(9)
+        client.send(10, Handshake())
+        await until(lambda: 10 in client.answers, "the connection goes on")
+
+
+@virtual_time
 async def test_nothing_large_is_begun_while_all_connections_hold_all_the_memory_and_small_requests_are():
     async with World(memory_bytes=1_000_000) as world:
         hungry, honest = await world.client(), await world.client()

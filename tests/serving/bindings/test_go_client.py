@@ -208,7 +208,7 @@ def test_a_producer_that_is_fenced_ends_with_the_reason(build: Build, tier: Tier
 @pytest.mark.parametrize(("log", "code"), [("a name\x07", "INVALID_STREAM_NAME"), ("nowhere", "LOG_NOT_FOUND")])
 def test_what_no_proxy_will_do_ends_the_program_at_once(build: Build, tier: Tier, log: str, code: str) -> None:
     with go(build, log, "-", tier.reader) as printing:
-        out, errors = printing.communicate(timeout=30)
+        out, errors = printing.communicate(timeout=60)
     assert (printing.returncode, out) == (1, "")
     assert code in errors
 

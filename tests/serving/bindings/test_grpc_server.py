@@ -66,7 +66,7 @@ class Client:
         self,
         name: str,
         message: Message,
-        timeout: float | None = 30,
+        timeout: float | None = 60,
         metadata: grpc.aio.Metadata | None = None,
     ) -> object:
         call = self.channel.unary_unary(f"/{SERVICE}/{name}", **self._codec(name))
@@ -236,12 +236,12 @@ async def test_a_service_that_fails_is_answered_as_in_doubt():
 async def test_the_client_s_deadline_is_the_request_s_timeout_where_that_is_shorter():
     async with world() as it:
         await it.client.call("Create", pb.StreamRequest(stream="s"), timeout=None)
-        await it.client.call("Create", pb.StreamRequest(stream="s"), timeout=20)
+        await it.client.call("Create", pb.StreamRequest(stream="s"), timeout=600)
         own = pb.RequestContext(timeout_ms=500)
-        await it.client.call("Create", pb.StreamRequest(stream="s", context=own), timeout=20)
+        await it.client.call("Create", pb.StreamRequest(stream="s", context=own), timeout=600)
         times = [request.context.timeout_ms for request in it.service.requests if isinstance(request, CreateStream)]
         assert times[0] == 0
-        assert 15_000 < times[1] <= 21_000, "gRPC rounds up"
+        assert 300_000 < times[1] <= 601_000, "gRPC rounds up"
         assert times[2] == 500
 
 
@@ -661,7 +661,7 @@ async def test_close_waits_no_longer_than_its_grace():
         it.service.hold = True
         calling = asyncio.create_task(it.client.call("Write", write()))
         await until(lambda: it.service.held)
-        await asyncio.wait_for(it.server.close(grace_s=0.2), 20)
+        await asyncio.wait_for(it.server.close(grace_s=0.2), 60)
         with pytest.raises(grpc.aio.AioRpcError):
             await calling
 

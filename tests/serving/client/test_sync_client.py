@@ -89,7 +89,7 @@ def test_records_of_many_threads_are_written_once_and_each_thread_s_in_order(pro
     def send(number: int) -> None:
         producer = proxies.client.producer("x")
         futures = [producer.send(b"%d:%04d" % (number, one)) for one in range(500)]
-        places = [future.result(20) for future in futures]
+        places = [future.result(60) for future in futures]
         assert places == sorted(set(places))
 
     threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
@@ -150,7 +150,7 @@ def test_a_reader_that_waits_in_vain_says_so_and_one_that_is_left_goes_on_where_
 
 def test_many_streams_and_the_monitor(proxies: BackgroundProxies) -> None:
     with proxies.client.multi_stream_writer(["s1", "s2", "s3"]) as writer:
-        positions = [writer.write(b"one").result(10) for _ in range(3)]
+        positions = [writer.write(b"one").result(60) for _ in range(3)]
     assert {position.stream for position in positions} == {"s1", "s2", "s3"}
     with proxies.client.monitor(["s1", "s2"], interval_ms=5) as monitor:
         while not all(health.answered > 2 for health in monitor.health.values()):
@@ -164,7 +164,7 @@ def test_closing_the_runtime_closes_the_client_and_a_closed_one_says_so() -> Non
     future = made.client.producer("x").send(b"one")
     made.client.producer("x").flush()
     made.runtime.close()
-    assert future.result(1) == made.fleet.log("x").records[0].dlsn
+    assert future.result(60) == made.fleet.log("x").records[0].dlsn
     for call in (lambda: made.client.write("x", b"two"), lambda: made.client.producer("x")):
         with pytest.raises(AlreadyClosedError):
             call()
@@ -188,7 +188,7 @@ def test_a_forked_child_is_refused_the_parent_s_client_and_the_parent_goes_on(pr
     said = context.SimpleQueue()
     child = context.Process(target=_in_child, args=(proxies.client, said))
     child.start()
-    child.join(20)
+    child.join(60)
     assert child.exitcode == 0
     assert [said.get() for _ in range(3)] == ["OpenedElsewhereError"] * 3
     proxies.client.write("x", b"behind")

@@ -30,7 +30,7 @@ async def shown(endpoint: ProxyEndpoint, path: str) -> tuple[int, str]:
 
     def fetch() -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://{endpoint}{path}", timeout=30) as answer:
+            with urllib.request.urlopen(f"http://{endpoint}{path}", timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

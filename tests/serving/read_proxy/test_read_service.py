@@ -58,7 +58,7 @@ async def test_a_reader_gets_every_record_of_the_log_and_then_what_is_written(re
     async with await log.open_writer() as writer:
         writer.write(1000, b"new")
         await writer.commit()
-        assert await asyncio.wait_for(waiting, 5) is None
+        assert await asyncio.wait_for(waiting, 60) is None
         assert reader.payloads == [*FLAT, b"new"]
 
 
@@ -255,9 +255,9 @@ async def test_a_log_that_does_not_exist_or_has_no_name_is_refused_and_may_come_
 async def test_a_read_waits_no_longer_than_its_client(read_world: ReadWorld):
     namespace = await read_world.namespace()
     await written(namespace, "log", [[b"a"]])
-    service = await read_world.proxy()
-    request = ReadBatch("log", ReadFrom.LATEST, wait_ms=60_000, context=RequestContext(timeout_ms=50))
-    answer = await asyncio.wait_for(submitted(service, request, Caller("c")), 5)
+    service = await read_world.proxy(max_wait_ms=3_600_000, max_open_ms=3_600_000)
+    request = ReadBatch("log", ReadFrom.LATEST, wait_ms=3_600_000, context=RequestContext(timeout_ms=50))
+    answer = await asyncio.wait_for(submitted(service, request, Caller("c")), 60)
     assert isinstance(answer, Delivery)
     assert answer.parts == ()
 

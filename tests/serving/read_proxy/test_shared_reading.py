@@ -83,11 +83,11 @@ async def test_a_slow_reader_loses_only_its_place_in_the_ring(read_world: ReadWo
     await quick.until(5)
     for turn in range(4):  # 4 MB: more than the ring holds
         payloads += await one_entry_each(namespace, "log", 100, start=len(payloads), size=10_000)
-        assert await asyncio.wait_for(quick.until(len(payloads)), 20) is None
+        assert await asyncio.wait_for(quick.until(len(payloads)), 60) is None
         assert service.figures().ring_bytes <= 2 * MIB, turn
     before = entries_read(read_world)
     slow.max_bytes = MIB
-    assert await asyncio.wait_for(slow.until(len(payloads)), 20) is None
+    assert await asyncio.wait_for(slow.until(len(payloads)), 60) is None
     assert slow.payloads == quick.payloads == payloads
     # It has read what was missing by itself, once, and then joined the others.
     assert entries_read(read_world) - before <= 450
@@ -127,8 +127,8 @@ async def test_a_reader_that_asks_for_nothing_loses_its_turn_to_one_that_waits(r
         await one_entry_each(namespace, name, 20, size=200)
     idle, other = Puller(service, "a", max_bytes=1), Puller(service, "b", number=1)
     await idle.pull()
-    assert await asyncio.wait_for(other.until(20), 20) is None
-    assert await asyncio.wait_for(idle.until(20), 20) is None
+    assert await asyncio.wait_for(other.until(20), 60) is None
+    assert await asyncio.wait_for(idle.until(20), 60) is None
 
 
 async def test_a_reader_that_asks_for_little_again_and_again_does_not_keep_its_turn(
@@ -142,8 +142,8 @@ async def test_a_reader_that_asks_for_little_again_and_again_does_not_keep_its_t
     payloads = {name: await one_entry_each(namespace, name, 20, size=200) for name in ("a", "b")}
     slow, other = Puller(service, "a", max_bytes=1), Puller(service, "b", caller=Caller("client:2"), max_bytes=1)
     await slow.pull()
-    assert await asyncio.wait_for(other.until(20), 20) is None
-    assert await asyncio.wait_for(slow.until(20), 20) is None
+    assert await asyncio.wait_for(other.until(20), 60) is None
+    assert await asyncio.wait_for(slow.until(20), 60) is None
     assert [slow.payloads, other.payloads] == [payloads["a"], payloads["b"]]
 
 
@@ -298,7 +298,7 @@ async def test_a_log_that_is_deleted_ends_for_its_readers_and_may_come_again(rea
     reading = [asyncio.ensure_future(reader.to_end()) for reader in readers]
     await until(lambda: all(reader.payloads for reader in readers) and service.figures().waiting == 3)
     await namespace.delete_log("log")
-    for refused in await asyncio.wait_for(asyncio.gather(*reading), 10):
+    for refused in await asyncio.wait_for(asyncio.gather(*reading), 60):
         assert refused is not None
         assert refused.code is StatusCode.LOG_NOT_FOUND
     assert service.figures().readers == 0
@@ -321,7 +321,7 @@ async def test_storage_nodes_that_fail_for_a_while_are_waited_out(read_world: Re
     await asyncio.sleep(0)
     for bookie in read_world.bookies:
         bookie.up = True
-    answer = await asyncio.wait_for(waiting, 20)
+    answer = await asyncio.wait_for(waiting, 60)
     assert isinstance(answer, Delivery)
     assert await reader.until(6) is None
     assert reader.payloads[3:] == payloads
@@ -338,7 +338,7 @@ async def test_a_feed_that_fails_tells_its_readers_and_the_next_one_recovers(rea
     await until(lambda: reader.payloads and service.figures().waiting == 1)
     log = service._logs["log"]
     log.tail.feed._source._end(ReadError("the storage nodes were away for too long"))
-    refused = await asyncio.wait_for(waiting, 10)
+    refused = await asyncio.wait_for(waiting, 60)
     assert refused is not None
     assert refused.code is StatusCode.LOG_READ_ERROR
     assert "another reader goes on there" in (refused.advice or "")

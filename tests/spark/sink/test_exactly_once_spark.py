@@ -99,7 +99,7 @@ class Driver:
                 except psutil.NoSuchProcess:
                     continue
             psutil.wait_procs(family, 20)
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 @pytest.fixture

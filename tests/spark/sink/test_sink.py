@@ -411,11 +411,11 @@ def test_a_log_with_a_live_writer_is_refused_with_the_writers_name(
     with Namespace.open(sandbox.uri) as namespace:
         namespace.create_log(log)
         with namespace.open_log(log) as opened, opened.open_writer() as writer:
-            writer.write(5, b"mine").result(30)
+            writer.write(5, b"mine").result(60)
             with pytest.raises(LogBusyError, match="is being written by") as caught:
                 run_driver(plan, 1)
             assert caught.value.log == log
-            writer.write(6, b"still mine").result(30)
+            writer.write(6, b"still mine").result(60)
     assert read_values(sandbox.uri, log)[1] == [b"mine", b"still mine"]
 
 
@@ -427,7 +427,7 @@ def test_what_a_dead_writer_left_is_recovered_and_continued(
         namespace.create_log(log)
         with namespace.open_log(log) as opened:
             writer = opened.open_writer()
-            writer.write(5, b"left behind").result(30)
+            writer.write(5, b"left behind").result(60)
             writer.abort()
     save(rows(spark, 10).where("transaction_id >= 5"), log)
     txids, values = read_values(sandbox.uri, log)

@@ -304,7 +304,7 @@ async def test_a_live_writer_is_named_and_nothing_is_published(sink_world: SinkW
     await driver.logs.prepare("flights")
     other = Process(sink_world)
     lock = DistributedLock(other.store, other.log_store.paths("flights").lock, "reporter-7")
-    await lock.acquire(1000)
+    await lock.acquire(60_000)
     impatient = Process(sink_world, owner="sink", lock_timeout_ms=50)
     batch = await impatient.stage(job(), [("flights", 0, 9), ("trains", 0, 9)])
     with pytest.raises(LogBusyError, match="reporter-7") as caught:

@@ -387,7 +387,7 @@ async def test_waiting_ends_with_news(driver_world: DriverWorld, news: str) -> N
     before = await driver.latest()
     waiting = asyncio.ensure_future(driver.wait_for_news(30))
     await driver_world.write(name, range(5, 8), keep_open=True)
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, 60)
     assert (await driver.latest())[name] > before[name]
 
 
@@ -413,7 +413,7 @@ async def test_control_records_do_not_end_the_wait(driver_world: DriverWorld) ->
     done, _ = await asyncio.wait({waiting}, timeout=0.3)
     assert not done
     await driver_world.commit(name)
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, 60)
 
 
 async def test_a_record_that_is_committed_while_the_tail_is_looked_at_ends_the_wait(
@@ -439,7 +439,7 @@ async def test_a_record_that_is_committed_while_the_tail_is_looked_at_ends_the_w
     monkeypatch.setattr(SegmentRecords, "entry", busy)
     waiting = asyncio.ensure_future(driver.wait_for_news(600))
     await driver_world.append(name, [5])
-    await asyncio.wait_for(waiting, 30)
+    await asyncio.wait_for(waiting, 60)
     assert written.is_set()
     assert (await driver.latest())[name] == DLSN(1, 3, 0)
 
@@ -455,7 +455,7 @@ async def test_what_the_view_alone_has_seen_since_the_answer_ends_the_wait(
     before = await driver.latest()
     await driver_world.write(name, range(5, 8), keep_open=keep_open)
     assert await (await driver.views())[name].latest() > before[name]
-    await asyncio.wait_for(driver.wait_for_news(600), 30)
+    await asyncio.wait_for(driver.wait_for_news(600), 60)
 
 
 async def test_a_task_that_stops_early_leaves_the_connections_to_the_next_one(driver_world: DriverWorld) -> None:

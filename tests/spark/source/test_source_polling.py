@@ -246,5 +246,5 @@ def test_a_second_sigterm_neither_waits_for_the_first_ones_handler_nor_cuts_the_
             os.kill(os.getpid(), signal.SIGTERM)
             print("closed")
     """)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")

@@ -384,7 +384,7 @@ async def test_fewer_records_than_the_minimum_wait_until_the_delay_is_over(drive
     assert not second.moved(await driver.end_of_batch(second, limits, None))
     waiting = asyncio.ensure_future(driver.wait_for_batch(second, limits, 60))
     await driver_world.write(name, range(17, 19))
-    third = await asyncio.wait_for(waiting, 30)
+    third = await asyncio.wait_for(waiting, 60)
     assert await read(await driver.plan(second, third)) == list(range(8, 19))
 
 

@@ -108,7 +108,7 @@ async def test_it_is_collected_and_repaired(layoutless_cluster: LayoutlessCluste
             await changed.wait()
 
     try:
-        await asyncio.wait_for(repaired(), 30)
+        await asyncio.wait_for(repaired(), 60)
     finally:
         await recovery.stop()
         await store.close()

@@ -15,8 +15,8 @@ from storage_node.errors import NoSuchEntryError
 from storage_node.settings.client import ClientSettings
 
 CLIENT = ClientSettings(
-    add_entry_timeout_ms=3_000,
-    read_entry_timeout_ms=3_000,
+    add_entry_timeout_ms=30_000,
+    read_entry_timeout_ms=30_000,
     speculative_read_ms=300,
     long_poll_ms=500,
     vacancy_retry_ms=50,
@@ -58,7 +58,7 @@ async def test_one_writer_and_one_reader_go_on_through_a_rolling_restart_of_all_
             await check(reader, reader.last_add_confirmed + 1)
         assert writer.error is None
         await writer.close()
-        await asyncio.wait_for(reader.on_closed.wait(), 10)
+        await asyncio.wait_for(reader.on_closed.wait(), 60)
         await check(reader, 400)
 
 

@@ -19,15 +19,15 @@ def test_a_probe_is_answered_though_hundreds_come_at_once_behind_it(with_uvloop:
         await server.start("127.0.0.1", 0)
         try:
             where = "127.0.0.1", server.port
-            honest = socket.create_connection(where, timeout=5)
+            honest = socket.create_connection(where, timeout=60)
             honest.sendall(b"GET /heartbeat HTTP/1.1\r\n\r\n")
             others = [
-                socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(4 * HTTP_CONNECTIONS)
+                socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(4 * HTTP_CONNECTIONS)
             ]
             for other in others:
                 other.sendall(b"GET /heartbeat HTTP/1.1\r\nHost: x\r\n")
             reader, writer = await asyncio.open_connection(sock=honest)
-            answer = await asyncio.wait_for(reader.read(), 20)
+            answer = await asyncio.wait_for(reader.read(), 60)
             writer.close()
             for other in others:
                 other.close()
@@ -57,7 +57,7 @@ async def test_it_listens_on_names_and_on_addresses_of_both_kinds(host: str, ask
     try:
         reader, writer = await asyncio.open_connection(asked, server.port)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"OK\n")
+        assert (await asyncio.wait_for(reader.read(), 60)).endswith(b"OK\n")
         writer.close()
     finally:
         await server.stop()

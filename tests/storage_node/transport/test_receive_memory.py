@@ -120,7 +120,7 @@ async def test_whoever_was_stopped_goes_on_without_anybody_else_doing_anything(m
     honest = Sender(pending=True)
     memory.begun(honest, MIB, 1000, MIB)
     assert honest.starved
-    await asyncio.wait_for(_fed(honest), 20)
+    await asyncio.wait_for(_fed(honest), 60)
     assert memory.used <= 4 * MIB
     assert any(sender.reason for sender in slow)
 
@@ -168,12 +168,12 @@ async def test_half_frames_of_many_peers_stay_within_the_bound_and_whole_ones_co
     for _ in range(3):
         _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
         writer.write(announced)
-        await asyncio.wait_for(writer.drain(), 30)
-        assert await asyncio.wait_for(received.get(), 30) == 4 * MIB
+        await asyncio.wait_for(writer.drain(), 60)
+        assert await asyncio.wait_for(received.get(), 60) == 4 * MIB
         writer.close()
     for peer in slow:
         peer.close()
-    await asyncio.wait_for(_nobody(network), 20)
+    await asyncio.wait_for(_nobody(network), 60)
     assert (network.receiving.used, network.receiving.short) == (0, False)
     await listener.close()
 
@@ -215,7 +215,7 @@ async def test_a_peer_with_many_frames_has_its_share_of_a_turn_and_no_more() -> 
     assert handled.count(b"many") == 200
     for peer in (greedy, honest):
         peer.close()
-    await asyncio.wait_for(_nobody(network), 20)
+    await asyncio.wait_for(_nobody(network), 60)
     await listener.close()
 
 
@@ -239,7 +239,7 @@ async def test_a_link_that_is_closed_in_the_midst_of_its_frames_hands_out_no_mor
     listener = await network.listen("127.0.0.1", 0, accept)
     with socket.create_connection(("127.0.0.1", listener.port)) as peer:
         peer.sendall(framed(b"x") * 10)
-        await asyncio.wait_for(_nobody_again(network, links), 20)
+        await asyncio.wait_for(_nobody_again(network, links), 60)
     assert len(handled) == 3
     assert (len(network.turns), network.pool.users) == (0, 0)
     await listener.close()

@@ -50,7 +50,7 @@ class Collector:
     async def until(self, *, frames: int = 0, closed: bool = False) -> None:
         while len(self.frames) < frames or (closed and not self.closed):
             self._changed.clear()
-            await asyncio.wait_for(self._changed.wait(), 10)
+            await asyncio.wait_for(self._changed.wait(), 60)
 
 
 class Echo:
@@ -125,7 +125,7 @@ async def test_frames_travel_both_ways_up_to_the_largest(kind: type[TcpNetwork])
     network = kind()
     listener = await network.listen("127.0.0.1", 0, Echo)
     client = Collector()
-    link = await network.connect("127.0.0.1", listener.port, client, timeout_ms=5000)
+    link = await network.connect("127.0.0.1", listener.port, client, timeout_ms=60_000)
     bodies = [b"x", b"y" * 100, b"z" * 300_000, bytes(MAX_FRAME_BYTES - 4)] * 3
     for body in bodies:
         link.send(struct.pack(">i", len(body)), body)
@@ -154,7 +154,7 @@ async def test_ends_of_a_link_name_each_other_with_brackets_around_an_ipv6_addre
     except OSError as error:
         pytest.skip(f"no IPv6 here: {error}")
     client = Collector()
-    link = await network.connect("::1", listener.port, client, timeout_ms=5000)
+    link = await network.connect("::1", listener.port, client, timeout_ms=60_000)
     assert link.peer == f"[::1]:{listener.port}"
     link.send(struct.pack(">i", 1), b"x")
     await client.until(frames=1)
@@ -163,7 +163,7 @@ async def test_ends_of_a_link_name_each_other_with_brackets_around_an_ipv6_addre
     await listener.close()
     await until(lambda: not network.links(), every_s=0)
     with pytest.raises(BookieUnreachableError, match=rf"cannot connect to \[::1\]:{listener.port}"):
-        await network.connect("::1", listener.port, Collector(), timeout_ms=5000)
+        await network.connect("::1", listener.port, Collector(), timeout_ms=60_000)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -172,7 +172,7 @@ async def test_small_frames_before_a_large_one_and_behind_it_arrive_whole(kind: 
     collector = Collector()
     listener = await network.listen("127.0.0.1", 0, lambda _: collector)
     sender = Collector()
-    link = await network.connect("127.0.0.1", listener.port, sender, timeout_ms=5000)
+    link = await network.connect("127.0.0.1", listener.port, sender, timeout_ms=60_000)
     bodies = [b"%d" % number for number in range(300)] + [bytes(range(256)) * 12_000, b"last"]
     for body in bodies:
         link.send(struct.pack(">i", len(body)), body)
@@ -188,7 +188,7 @@ async def test_small_frames_of_one_turn_leave_together_and_arrive_in_batches(kin
     network = kind()
     listener = await network.listen("127.0.0.1", 0, Echo)
     client = Collector()
-    link = await network.connect("127.0.0.1", listener.port, client, timeout_ms=5000)
+    link = await network.connect("127.0.0.1", listener.port, client, timeout_ms=60_000)
     for number in range(5000):
         link.send(framed(b"%d" % number))
     await client.until(frames=5000)
@@ -211,7 +211,7 @@ async def test_a_peer_that_does_not_read_fills_the_queue_and_drain_waits_for_it(
 
     server, client = Collector(), Collector()
     listener = await network.listen("127.0.0.1", 0, accept)
-    link = await network.connect("127.0.0.1", listener.port, client, timeout_ms=5000)
+    link = await network.connect("127.0.0.1", listener.port, client, timeout_ms=60_000)
     body = bytes(1 << 20)
     for _ in range(40):
         link.send(framed(body))
@@ -220,7 +220,7 @@ async def test_a_peer_that_does_not_read_fills_the_queue_and_drain_waits_for_it(
     assert not drained.done()
     assert link.queued_bytes > LOW_WATER_BYTES
     accepted[0].resume_reading()
-    await asyncio.wait_for(drained, 10)
+    await asyncio.wait_for(drained, 60)
     assert link.queued_bytes <= LOW_WATER_BYTES
     await server.until(frames=40)
     link.close()
@@ -238,7 +238,7 @@ async def test_closing_wakes_who_waits_for_room_with_an_error(kind: type[TcpNetw
 
     server, client = Collector(), Collector()
     listener = await network.listen("127.0.0.1", 0, accept)
-    link = await network.connect("127.0.0.1", listener.port, client, timeout_ms=5000)
+    link = await network.connect("127.0.0.1", listener.port, client, timeout_ms=60_000)
     for _ in range(40):
         link.send(bytes(1 << 20))
     drained = asyncio.ensure_future(link.drain())
@@ -269,9 +269,9 @@ async def test_garbage_and_a_handlers_mistake_close_that_link_alone(
 
     listener = await network.listen("127.0.0.1", 0, accept)
     good, bad, wrong = Collector(), Collector(), Collector()
-    good_link = await network.connect("127.0.0.1", listener.port, good, timeout_ms=5000)
-    bad_link = await network.connect("127.0.0.1", listener.port, bad, timeout_ms=5000)
-    wrong_link = await network.connect("127.0.0.1", listener.port, wrong, timeout_ms=5000)
+    good_link = await network.connect("127.0.0.1", listener.port, good, timeout_ms=60_000)
+    bad_link = await network.connect("127.0.0.1", listener.port, bad, timeout_ms=60_000)
+    wrong_link = await network.connect("127.0.0.1", listener.port, wrong, timeout_ms=60_000)
     bad_link.send(b"GET / HTTP/1.1\r\n\r\n")
     await bad.until(closed=True)
     wrong_link.send(framed(b"boom!"))

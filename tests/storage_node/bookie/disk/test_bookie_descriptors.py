@@ -46,7 +46,7 @@ async def test_idle_connections_beyond_the_bound_make_room_for_clients(
     assert await late.add(entry(5, 1)) is Status.EOK
     assert await honest.add(entry(5, 2)) is Status.EOK
     for client in idle[:62]:
-        await asyncio.wait_for(client.closed.wait(), 20)
+        await asyncio.wait_for(client.closed.wait(), 60)
     assert bookie.connection_count == 40
     assert "it was the most idle" in caplog.text
     assert len([line for line in caplog.messages if "most idle" in line]) <= 20
@@ -175,7 +175,7 @@ async def test_a_journal_that_finds_no_descriptor_for_its_next_file_waits_and_go
     assert await client.add(entry(5, 0)) is Status.EOK
     disk.lacks.add(lack)
     writing = asyncio.ensure_future(write(client, range(1, 24)))
-    await asyncio.wait_for(refused(disk), 20)
+    await asyncio.wait_for(refused(disk), 60)
     disk.lacks.clear()
     assert await writing == {Status.EOK}
     assert not bookie.read_only
@@ -195,7 +195,7 @@ async def test_a_spare_journal_file_whose_directory_cannot_be_opened_is_made_ane
     assert [path for path in cluster.journal()[0].parent.iterdir() if path.name.startswith("spare-")]
     disk.lacks.add(("directory", "/journal/"))
     writing = asyncio.ensure_future(write(client, range(40, 64)))
-    await asyncio.wait_for(refused(disk), 20)
+    await asyncio.wait_for(refused(disk), 60)
     disk.lacks.clear()
     assert await writing == {Status.EOK}
     assert (bookie.read_only, bookie.failure) == (False, None)
@@ -209,13 +209,13 @@ async def test_entry_logs_and_checkpoints_wait_for_descriptors(cluster: BookieCl
     disk.lacks.add(lack)
     assert await client.add(entry(5, 0)) is Status.EOK
     checkpoint = asyncio.ensure_future(bookie.storage.checkpoint())
-    await asyncio.wait_for(refused(disk), 20)
+    await asyncio.wait_for(refused(disk), 60)
     assert await client.add(entry(5, 1)) is Status.EOK, "what comes meanwhile waits in memory"
     await bookie.check_disks()
     assert (bookie.read_only, bookie.failure) == (False, None)
     before = len(disk.refused)
     disk.lacks.clear()
-    await asyncio.wait_for(checkpoint, 20)
+    await asyncio.wait_for(checkpoint, 60)
     assert before >= 1
     assert bookie.storage.checkpoints.error is None
     assert await client.add(entry(5, 2)) is Status.EOK
@@ -232,14 +232,14 @@ async def test_a_node_that_lacks_descriptors_for_long_says_that_it_is_read_only_
     disk.lacks.add(("create", ".log"))
     assert await client.add(entry(5, 0)) is Status.EOK
     checkpoint = asyncio.ensure_future(bookie.storage.checkpoint())
-    await asyncio.wait_for(refused(disk), 20)
+    await asyncio.wait_for(refused(disk), 60)
     assert not bookie.read_only
     await bookie.check_disks()
     assert bookie.read_only
     disk.lacks.clear()
     await bookie.check_disks()
     assert not bookie.read_only
-    await asyncio.wait_for(checkpoint, 20)
+    await asyncio.wait_for(checkpoint, 60)
 
 
 async def test_reads_wait_for_a_descriptor(cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,7 +204,7 @@ async def test_without_read_only_mode_a_full_disk_stops_the_node_in_good_order(c
     assert await client.add(entry(5, 0)) == Status.EOK
     disk.full = True
     await bookie.check_disks()
-    await asyncio.wait_for(bookie.failed.wait(), 10)
+    await asyncio.wait_for(bookie.failed.wait(), 60)
     assert isinstance(bookie.failure, BookieFailedError)
     assert "readOnlyModeEnabled" in str(bookie.failure)
     await cluster.stop(bookie)
@@ -348,7 +348,7 @@ async def test_a_node_stopped_while_records_wait_for_space_loses_only_what_it_ne
     written.write_at = only_prepared  # type: ignore[method-assign, assignment]
     adds = [client.send_add(entry(5, number, bytes(200_000))) for number in range(1, 12)]
     await until(lambda: bookie.storage.journal.stalled, every_s=0)
-    await asyncio.wait_for(cluster.stop(bookie), 20)
+    await asyncio.wait_for(cluster.stop(bookie), 60)
     answers = await asyncio.gather(*adds, return_exceptions=True)
     acknowledged = [
         index + 1
@@ -368,7 +368,7 @@ async def test_a_write_of_a_batch_that_finds_no_space_stops_the_node_all_the_sam
     assert await client.add(entry(5, 0)) == Status.EOK
     disk.errors[("write", "/journal-")] = errno.ENOSPC
     doomed = client.send_add(entry(5, 1))
-    await asyncio.wait_for(bookie.failed.wait(), 10)
+    await asyncio.wait_for(bookie.failed.wait(), 60)
     assert isinstance((await asyncio.gather(doomed, return_exceptions=True))[0], ConnectionError)
 
 
@@ -401,7 +401,7 @@ async def test_entry_logs_without_space_wait_read_only_and_go_on(cluster: Bookie
     assert not checkpoint.done()
     disk.errors.clear()
     await bookie.check_disks()
-    await asyncio.wait_for(checkpoint, 10)
+    await asyncio.wait_for(checkpoint, 60)
     assert bookie.storage.checkpoints.error is None
     await bookie.check_disks()
     assert await lists(cluster) == (["a"], [])
@@ -421,7 +421,7 @@ async def test_a_node_stops_while_its_entry_logs_wait_for_space(cluster: BookieC
     disk.errors[("write", "0000000000000001.log")] = errno.ENOSPC
     checkpoint = asyncio.ensure_future(bookie.storage.checkpoint())
     await until(lambda: bookie.storage.full, every_s=0)
-    await asyncio.wait_for(cluster.stop(bookie), 10)
+    await asyncio.wait_for(cluster.stop(bookie), 60)
     await checkpoint
     client = await cluster.connect(await cluster.start())
     assert (await client.read(5, 0)).status == Status.EOK

@@ -106,7 +106,7 @@ async def test_a_journal_that_hangs_holds_up_only_its_own_ledgers(cluster: Booki
         def before(self, call: str, path: str) -> None:
             gate = self.gate
             if call == "sync" and "/j1/" in path and "/journal-" in path and gate is not None:
-                gate.wait(20)
+                gate.wait(60)
 
     disk = OneHangs()
     bookie = await cluster.start(disk=disk, **options(cluster))
@@ -266,7 +266,7 @@ async def test_journals_that_fail_together_end_the_node_once(cluster: BookieClus
     await fill(client, range(2))
     disk.errors[("sync", "/journal-")] = errno.EIO
     doomed = [client.send_add(entry(ledger, 9)) for ledger in LEDGERS]
-    await asyncio.wait_for(bookie.failed.wait(), 10)
+    await asyncio.wait_for(bookie.failed.wait(), 60)
     assert len({path for _, path in disk.hits}) > 1, "more than one journal failed"
     answers = await asyncio.gather(*doomed, return_exceptions=True)
     assert all(isinstance(answer, ConnectionError) for answer in answers)

@@ -413,13 +413,13 @@ async def test_a_node_is_registered_while_it_serves_and_again_after_its_session_
     assert (await registry.resolve("a")).port == bookie.address.port
     changed = asyncio.Event()
     registry.watch(changed.set)
-    await asyncio.wait_for(changed.wait(), 10)
+    await asyncio.wait_for(changed.wait(), 60)
     cluster.tree.expire(cluster.running[0][1].session_id)
     for _ in range(100):
         changed.clear()
         if await registry.writable():
             break
-        await asyncio.wait_for(changed.wait(), 10)
+        await asyncio.wait_for(changed.wait(), 60)
     assert [address.bookie_id for address in await registry.writable()] == ["a"]
     client = await cluster.connect(bookie)
     assert await client.add(entry(5, 0), key=KEY) == Status.EOK

@@ -31,7 +31,7 @@ async def test_a_journal_that_fails_stops_the_node_and_acknowledges_nothing_more
     disk.errors[(call, "/journal-")] = errno.EIO
     doomed = [client.send_add(entry(5, number)) for number in range(1, 4)]
     fence = client.send_read(6, -1, key=KEY, fence=True)
-    await asyncio.wait_for(bookie.failed.wait(), 10)
+    await asyncio.wait_for(bookie.failed.wait(), 60)
     answers = await asyncio.gather(*doomed, fence, return_exceptions=True)
     assert all(isinstance(answer, ConnectionError) for answer in answers)
     assert len(disk.hits) <= 2, "a failed sync is never tried again"

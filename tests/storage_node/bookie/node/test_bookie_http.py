@@ -23,7 +23,7 @@ from storage_node.transport.tcp import TcpNetwork
 async def _raw(port: int, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
-    answer = await asyncio.wait_for(reader.read(), 20)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     return answer
 
@@ -181,14 +181,14 @@ async def test_half_requests_keep_no_probe_out(cluster: BookieCluster) -> None:
             assert await _ended(reader), "the oldest made room"
         reader, writer = half[-1]
         writer.write(b"\r\n")
-        assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 200"), "the newest is still served"
+        assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 200"), "the newest is still served"
         for _, writer in half:
             writer.close()
 
 
 async def _ended(reader: asyncio.StreamReader) -> bool:
     try:
-        return await asyncio.wait_for(reader.read(), 20) == b""
+        return await asyncio.wait_for(reader.read(), 60) == b""
     except ConnectionError:
         return True
 

@@ -96,7 +96,7 @@ async def test_a_dead_predecessors_registration_is_waited_out(cluster: BookieClu
     assert not announcing.done()
     assert (await topology.read()).location_of("a") == "/eu/r1"
     await store.close()
-    await asyncio.wait_for(announcing, 10)
+    await asyncio.wait_for(announcing, 60)
     assert (await topology.read()).location_of("a") == "/us/r1"
     await new.close()
 

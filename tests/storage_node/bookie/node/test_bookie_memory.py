@@ -63,7 +63,7 @@ def peak_bytes(pid: int) -> int:
 
 async def connect(network: TcpNetwork, port: int) -> WireClient:
     client = WireClient()
-    client.link = await network.connect("127.0.0.1", port, client, timeout_ms=20_000)
+    client.link = await network.connect("127.0.0.1", port, client, timeout_ms=60_000)
     return client
 
 
@@ -107,7 +107,7 @@ async def torment(port: int, ledgers: int, connections: int, rounds: int) -> Non
         reads = [client.send_read(i * share, 0) for i, client in enumerate(clients)]
         answered = await asyncio.wait_for(asyncio.gather(*reads), 60)
         assert {answer.status for answer in answered} == {Status.EOK}
-        honest = await asyncio.wait_for(writer.send_read(big[0], 0), 20)
+        honest = await asyncio.wait_for(writer.send_read(big[0], 0), 60)
         assert honest.status is Status.EOK
     for greedy in stuck:
         greedy.close()

@@ -36,7 +36,7 @@ async def test_a_restarted_node_ends_its_predecessors_session_and_registers_at_o
     former = await crash(cluster, await cluster.start())
     former_id = former.session_id
     assert await owner(watcher) == former_id, "the registration outlives the process"
-    bookie = await asyncio.wait_for(cluster.start(), 10)
+    bookie = await asyncio.wait_for(cluster.start(), 60)
     assert await owner(watcher) == cluster.running[0][1].session_id
     assert former_id not in cluster.tree._sessions
     path = cluster.tmp_path / "a" / "journal" / "current" / "SESSION"
@@ -60,7 +60,7 @@ async def test_the_session_that_followed_an_expired_one_is_ended_too(cluster: Bo
 
     await until(another_session, every_s=0)
     former = await crash(cluster, bookie)
-    await asyncio.wait_for(cluster.start(), 10)
+    await asyncio.wait_for(cluster.start(), 60)
     assert await owner(watcher) == cluster.running[0][1].session_id
     await former.close()
     await watcher.close()
@@ -78,7 +78,7 @@ async def test_without_a_readable_token_the_registration_waits_for_the_session_t
     assert not starting.done()
     assert await owner(watcher) == former.session_id
     await former.close()
-    await asyncio.wait_for(starting, 10)
+    await asyncio.wait_for(starting, 60)
     await watcher.close()
 
 

@@ -31,7 +31,7 @@ def own_zookeeper(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
 
 async def talk(port: int, adds: range, reads: range) -> None:
     client = WireClient()
-    client.link = await TcpNetwork().connect("127.0.0.1", port, client, timeout_ms=5000)
+    client.link = await TcpNetwork().connect("127.0.0.1", port, client, timeout_ms=60_000)
     for number in adds:
         assert await client.add(entry(5, number)) == Status.EOK
     for number in reads:
@@ -65,10 +65,10 @@ def test_a_node_serves_dies_comes_back_and_stops_in_good_order(
         asyncio.run(talk(int(line.rsplit(" ", 1)[1]), range(done, done + 10), range(done + 10)))
         done += 10
         assert asyncio.run(writable(own_zookeeper.address)) == ["n1"]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/bookie/is_ready", timeout=20) as ready:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/bookie/is_ready", timeout=60) as ready:
             assert ready.status == 200
         process.send_signal(ending)
-        out, log = process.communicate(timeout=30)
+        out, log = process.communicate(timeout=60)
         assert out == "", "one line on standard output, no more"
         assert process.returncode == (-9 if ending is signal.SIGKILL else 0), log
     assert asyncio.run(writable(own_zookeeper.address)) == []
@@ -98,7 +98,7 @@ def test_a_node_that_cannot_start_says_why_and_ends_with_status_one(tmp_path: Pa
     for text, reason in (("bookiePrt=1\n", "bookiePort"), ("bookiePort=0\n", "journalDirectories is not set")):
         conf.write_text(text)
         process = spawn(conf)
-        out, log = process.communicate(timeout=30)
+        out, log = process.communicate(timeout=60)
         assert (process.returncode, out) == (1, "")
         assert reason in log
         assert "Traceback" not in log

@@ -26,7 +26,7 @@ async def test_large_adds_beyond_what_may_wait_for_memory_are_refused_at_once_an
     await until(lambda: bookie.limits.waiting.used)
     others = [await cluster.connect(bookie) for _ in range(10)]
     waiting = [client.send_add(entry(10 + which, 0, bytes(2 * MIB))) for which, client in enumerate(others)]
-    await asyncio.wait_for(_refused(waiting), 30)
+    await asyncio.wait_for(_refused(waiting), 60)
     refused = [add for add in waiting if add.done()]
     assert {add.result().status for add in refused} == {Status.ETOOMANYREQUESTS}
     assert 3 <= len(refused) < 10

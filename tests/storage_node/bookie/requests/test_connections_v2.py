@@ -43,7 +43,7 @@ async def test_a_connection_that_began_in_version_3_may_turn_to_version_2_once(c
     three.frame_received = two.frame_received  # type: ignore[method-assign]
     assert bytes((await two.read(5, 0)).body or b"") == entry(5, 0)
     three.link.send(encode_read_request(9, 5, 0))
-    await asyncio.wait_for(three.closed.wait(), 10)
+    await asyncio.wait_for(three.closed.wait(), 60)
 
 
 async def test_after_the_first_packet_of_version_2_a_message_of_version_3_closes_the_connection(
@@ -52,7 +52,7 @@ async def test_after_the_first_packet_of_version_2_a_message_of_version_3_closes
     client = await start(cluster)
     assert (await client.read(5, 0)).status == Status.ENOLEDGER
     client.send(encode_read_request(1, 5, 0))
-    await asyncio.wait_for(client.closed.wait(), 10)
+    await asyncio.wait_for(client.closed.wait(), 60)
 
 
 @pytest.mark.parametrize("opcode", [4, 5, 6, 0, 9])
@@ -61,7 +61,7 @@ async def test_opcodes_that_nobody_can_decode_drop_the_connection(cluster: Booki
     assert await client.add(entry(5, 0)) == Status.EOK
     body = bytes([2, opcode, 0, 0]) + bytes(60)
     client.send(len(body).to_bytes(4, "big") + body)
-    await asyncio.wait_for(client.closed.wait(), 10)
+    await asyncio.wait_for(client.closed.wait(), 60)
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])

@@ -71,7 +71,7 @@ class Node:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def http(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=60) as answer:
             return str(answer.read(), "utf-8")
 
     def metric(self, name: str) -> float:
@@ -129,7 +129,7 @@ class Honest:
 
     async def _connect(self) -> WireClient:
         client = WireClient()
-        client.link = await self.network.connect("127.0.0.1", self.node.port, client, timeout_ms=20_000)
+        client.link = await self.network.connect("127.0.0.1", self.node.port, client, timeout_ms=60_000)
         return client
 
     async def round(self) -> None:
@@ -159,7 +159,7 @@ class Honest:
     async def _probe(self) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.node.http_port)
         writer.write(b"GET /heartbeat HTTP/1.1\r\n\r\n")
-        assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"OK\n")
+        assert (await asyncio.wait_for(reader.read(), 60)).endswith(b"OK\n")
         writer.close()
         await writer.wait_closed()
 
@@ -222,7 +222,7 @@ def a_ledger(node: Node) -> None:
 
     async def make() -> None:
         client = WireClient()
-        client.link = await TcpNetwork().connect("127.0.0.1", node.port, client, timeout_ms=20_000)
+        client.link = await TcpNetwork().connect("127.0.0.1", node.port, client, timeout_ms=60_000)
         for number in range(3):
             assert await client.add(entry(LEDGER, number)) is Status.EOK
         client.link.close()

@@ -84,7 +84,7 @@ async def test_explicit_lacs_wait_for_memory_as_adds_do(
     disk.holds.add("entries")
     body = bytes(2 * MIB)
     adds = [client.send_add(entry(6, number, body)) for number in range(20)]
-    refused = [await asyncio.wait_for(add, 20) for add in adds]
+    refused = [await asyncio.wait_for(add, 60) for add in adds]
     assert refused[0].status is Status.EOK
     assert refused[-1].status is Status.ETOOMANYREQUESTS, "memory is full"
     slabs = len(bookie.storage._logs._pool._slabs)
@@ -110,7 +110,7 @@ async def test_many_new_ledgers_bring_the_next_round_of_garbage_collection_forwa
     client = await cluster.connect(bookie)
     for ledger in range(60):
         await client.add(entry(ledger, 0))
-    await asyncio.wait_for(_collected(bookie), 20)
+    await asyncio.wait_for(_collected(bookie), 60)
     assert bookie.storage.contents.stats.ledgers_collected >= 50
     await store.close()
 

@@ -108,7 +108,7 @@ async def test_a_read_under_way_on_the_old_log_comes_to_its_end(node: Node) -> N
         if f"{old:016x}" in path and threading.current_thread().name.startswith("bookie-reads"):
             node.disk.read_gate = None
             entered.set()
-            gate.wait(20)
+            gate.wait(60)
 
     node.disk.read_gate = hold
     reading = asyncio.ensure_future(node.read(1, 0))
@@ -190,7 +190,7 @@ async def test_a_copy_that_waits_for_memory_looks_again_before_it_is_made(node: 
     def hold(path: str) -> None:
         if "/journal" not in path and threading.current_thread().name.startswith("bookie-entries"):
             writing.set()
-            gate.wait(20)
+            gate.wait(60)
 
     node.disk.write_gate = hold
     await node.create(3)

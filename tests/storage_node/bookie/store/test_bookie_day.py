@@ -53,7 +53,7 @@ class Day:
     async def connect(self) -> None:
         address = self.node.bookie.address
         self.client = WireClient()
-        self.client.link = await TcpNetwork().connect(address.host, address.port, self.client, timeout_ms=5000)
+        self.client.link = await TcpNetwork().connect(address.host, address.port, self.client, timeout_ms=60_000)
 
     async def disconnect(self) -> None:
         assert self.client.link is not None

@@ -106,7 +106,7 @@ async def test_what_is_local_is_noted_before_metadata_is_asked(node: Node) -> No
     await node.add(1, range(3))
     store.before_listing = asyncio.Event()
     round_ = asyncio.ensure_future(node.bookie.collect_garbage())
-    await asyncio.wait_for(store.before_listing.wait(), 10)
+    await asyncio.wait_for(store.before_listing.wait(), 60)
     assert store.synced == ["/ledgers"], "others' ledgers are seen: synced before the listing"
     store.hidden.add("L0002")
     await node.create(2)
@@ -159,7 +159,7 @@ async def test_a_session_that_ends_during_the_listing_deletes_nothing(node: Node
     await node.add(1, range(2))
     store.before_listing = asyncio.Event()
     round_ = asyncio.ensure_future(node.bookie.collect_garbage())
-    await asyncio.wait_for(store.before_listing.wait(), 10)
+    await asyncio.wait_for(store.before_listing.wait(), 60)
     node._tree.expire(store.session_id)
     store.go_on.set()
     with pytest.raises(DistributedLogError):
@@ -187,8 +187,8 @@ async def test_rounds_come_by_themselves(node: Node) -> None:
 
 
 async def test_compaction_needs_no_metadata_and_rounds_go_on_beside_it(node: Node) -> None:
-    """A slow compaction (ten entries a second) does not hold up collection, nor does a failing listing hold up it."""
-    slow = {"compaction_rate_by_entries": 10, "minor_compaction_interval_s": 1, "major_compaction_interval_s": 0}
+    """A slow compaction (an entry a second) does not hold up collection, nor does a failing listing hold up it."""
+    slow = {"compaction_rate_by_entries": 1, "minor_compaction_interval_s": 1, "major_compaction_interval_s": 0}
     store = await scripted(node, gc_wait_time_ms=50, **slow)
     stats = node.bookie.storage.contents.stats
     await node.create(1, 2)
@@ -219,11 +219,11 @@ async def test_a_long_poll_ends_when_its_ledger_is_collected(node: Node) -> None
     await node.add(1, range(2))
     client = WireClient()
     address = node.bookie.address
-    client.link = await TcpNetwork().connect(address.host, address.port, client, timeout_ms=5000)
-    poll = client.send_poll(1, 5, 60_000)
+    client.link = await TcpNetwork().connect(address.host, address.port, client, timeout_ms=60_000)
+    poll = client.send_poll(1, 5, 3_600_000)
     await until(lambda: node.bookie.storage.ledgers[1].waiters)
     await node.bookie.collect_garbage()
-    answer = await asyncio.wait_for(poll, 10)
+    answer = await asyncio.wait_for(poll, 60)
     assert isinstance(answer, ReadResponse)
     assert answer.status == Status.ENOLEDGER
     client.link.close()

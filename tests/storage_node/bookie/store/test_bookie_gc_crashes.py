@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.bookie.gc_harness import Node, Sink, body_of
 from helpers.bookie.harness import KEY
+from helpers.waiting import until
 
 from metadata.foundation.errors import DistributedLogError
 from metadata.zookeeper.memory import MemoryTree
@@ -228,11 +229,9 @@ class Play:
             assert ledger_id in self.model.deleted & (self.model.fenced | self.model.perhaps_fenced)
             return
         self.model.perhaps_fenced.add(ledger_id)
-        done, _ = await asyncio.wait([pending], timeout=0.3 if self.node.disk.dies_at is not None else 10)
-        if done:
+        await until(lambda: pending.done() or self.node.disk.dead)
+        if pending.done():
             self.model.fenced.add(ledger_id)
-        else:
-            assert self.node.disk.dead
 
     async def end(self) -> None:
         if self.rng.random() < 0.7:

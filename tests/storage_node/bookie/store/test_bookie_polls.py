@@ -100,10 +100,10 @@ async def test_a_connections_oldest_poll_is_answered_when_it_parks_too_many(clus
     bookie = await cluster.start()
     writer, greedy, reader = [await cluster.connect(bookie) for _ in range(3)]
     await writer.add(entry(5, 0))
-    honest = reader.send_poll(5, 0, 60_000)
+    honest = reader.send_poll(5, 0, 3_600_000)
     polls = [greedy.send_poll(5, 1 << 60, 3_600_000) for _ in range(waiters.MAX_CONNECTION_POLLS + 2)]
     for poll in polls[:2]:
-        answer = await asyncio.wait_for(poll, 20)
+        answer = await asyncio.wait_for(poll, 60)
         assert isinstance(answer, ReadResponse)
         assert (answer.status, answer.body, answer.max_lac) == (Status.EOK, None, -1)
     assert not any(poll.done() for poll in polls[2:])
@@ -111,7 +111,7 @@ async def test_a_connections_oldest_poll_is_answered_when_it_parks_too_many(clus
     assert not honest.done()
     await writer.add(entry(5, 1))
     await writer.add(entry(5, 2))
-    answered = await asyncio.wait_for(honest, 20)
+    answered = await asyncio.wait_for(honest, 60)
     assert isinstance(answered, ReadResponse)
     assert answered.max_lac == 1
     assert greedy.link is not None

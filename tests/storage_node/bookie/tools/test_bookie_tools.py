@@ -322,7 +322,7 @@ async def test_decommissioning_marks_the_ledgers_waits_for_their_repair_and_remo
         found = await ledgers.read(ledger_id)
         moved = LedgerMetadata(ensemble_size=2, write_quorum=2, ack_quorum=2, ensembles=(Ensemble(0, ("c", "b")),))
         await ledgers.write(ledger_id, moved, found.version)
-    assert await asyncio.wait_for(leaving, 20) == 3
+    assert await asyncio.wait_for(leaving, 60) == 3
     assert await metadata.cookies() == []
     await store.close()
 
