@@ -56,6 +56,7 @@ from metadata.zookeeper.embedded import TICK_MS, EmbeddedZooKeeper
 
 if TYPE_CHECKING:
     from dlspark.sandbox.security import SandboxSecurity
+    from metadata.security.settings import SecuritySettings
 
 LEDGERS_PATH = "/ledgers"
 COPIES = 3
@@ -574,7 +575,9 @@ def _secured(directory: Path) -> SandboxSecurity:
     return security
 
 
-async def initialise(servers: str, quorums: tuple[int, int, int] | None = None, tls: TlsIdentity | None = None) -> None:
+async def initialise(
+    servers: str, quorums: tuple[int, int, int] | None = None, security: SecuritySettings | None = None
+) -> None:
     """Format the BookKeeper tree and bind the namespace; both are left alone where they exist, but for `quorums`: the
     ensemble size, write quorum and ack quorum of writers whose settings do not say others. `security`: who does it,
     where ZooKeeper is secured."""
