@@ -57,6 +57,7 @@ from metadata.zookeeper.embedded import TICK_MS, EmbeddedZooKeeper
 if TYPE_CHECKING:
     from dlspark.sandbox.security import SandboxSecurity
     from metadata.security.settings import SecuritySettings
+    from metadata.store import MetadataStore
 
 LEDGERS_PATH = "/ledgers"
 COPIES = 3
@@ -598,8 +599,22 @@ async def initialise(
         else:
             if bound.quorums != quorums:
                 await namespace.update(lambda binding: replace(binding, quorums=quorums))
+        if security is not None:
+            await _first_rule(store)
     finally:
         await store.close()
+
+
+async def _first_rule(store: MetadataStore) -> None:
+    """Let clients do with logs what they may without a proxy, unless there are rules, or were."""
+    from metadata.distributedlog.rights_store import RIGHTS, RightsStore
+    from metadata.security.rights import LogPattern, Rule, Subject, Verb
+
+    if await store.exists(f"{NAMESPACE_PATH}/{RIGHTS}") is not None:
+        return
+    verbs = frozenset(Verb) - {Verb.ADMINISTER}
+    rule = Rule(True, Subject.parse("role:client"), verbs, LogPattern.parse("*"))
+    await RightsStore(store, NAMESPACE_PATH).change(add=[rule])
 
 
 def _bookie_conf(directory: Path, host: str, port: int, zookeeper: str, more: Mapping[str, object]) -> str:
