@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARCHIVE := $(VENV)/spark-classes.jsa
 export PYTHONWARNINGS :=
+# detect-secrets takes a tenth of a second a file: it looks at those that name what could be one, or hold a key.
+SECRETIVE := [Pp]assw|[Ss]ecret.?.? ?[:=]|[Tt]oken.?.? ?[:=]|PRIVATE KEY|AKIA|[A-Za-z0-9+/]{60}
+SEARCHED := dlspark storage_node metadata conf examples .ci setup.cfg setup.py pyproject.toml README.md SECURITY.md Makefile
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
@@ -37,9 +40,13 @@ quick: lint ## lint, types, contracts, and the tests of what has changed since o
 check: test ## all there is: `make test`, then the second tier of the tests, half an hour in all
 	@$(MAKE) --no-print-directory unit TIER=second
 
-lint: $(STAMP) ## ruff: style and format
+lint: $(STAMP) ## ruff: style and format; bandit: what is unsafe; detect-secrets: no secret in the sources
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@find dlspark storage_node metadata pyspark_distributedlog.py setup.py -name '*.py' | LC_ALL=C sort \
+		| xargs -P 2 -n 120 $(BIN)/bandit --quiet --configfile pyproject.toml
+	@grep -rlIE "$(SECRETIVE)" $(SEARCHED) --include='*.py' --include='*.c*' --include='*.toml' --include='*.md' --include=Makefile \
+		| LC_ALL=C sort | xargs -P 2 -n 40 $(BIN)/detect-secrets-hook --baseline .secrets.baseline
 
 types: $(STAMP) ## mypy --strict
 	$(BIN)/mypy

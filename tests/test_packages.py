@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -29,9 +31,9 @@ def setup_file():
     return module
 
 
-def build(source, target, *kinds):
+def build(source, target, *kinds, **options):
     command = [sys.executable, "-m", "build", "--no-isolation", *kinds, "--outdir", target, source]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, **options)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
@@ -43,6 +45,76 @@ def built(tmp_path_factory):
     build(directory / "tree", directory / "dist")
     (source,), (wheel,) = (list((directory / "dist").glob(kind)) for kind in ("*.tar.gz", "*.whl"))
     return source, wheel
+
+
+@pytest.fixture(scope="module")
+def built_twice(tmp_path_factory):
+    """Both distributions, built at two places by users with another umask, hash seed and time of their files."""
+    found = []
+    source = tmp_path_factory.mktemp("source") / "tree"
+    shutil.copytree(ROOT, source, symlinks=True, ignore=LEFT_OUT)
+    for name, umask, seed in (("one", 0o022, "1"), ("a longer name of two", 0o077, "2")):
+        directory = tmp_path_factory.mktemp("again") / name
+        shutil.copytree(source, directory / "tree", symlinks=True)
+        for path in (directory / "tree").rglob("*"):
+            path.chmod(path.stat().st_mode & ~umask)
+            os.utime(path, (1_700_000_000 + int(seed), 1_700_000_000 + int(seed)))
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": "1767225600", "PYTHONHASHSEED": seed}
+        build(directory / "tree", directory / "dist", env=environment, umask=umask)
+        found.append({path.name: path for path in (directory / "dist").iterdir()})
+    return found
+
+
+def test_two_builds_of_one_tree_are_the_same_bytes(built_twice):
+    one, two = built_twice
+    assert len(one) == 2
+    assert one.keys() == two.keys()
+    for name in one:
+        assert one[name].read_bytes() == two[name].read_bytes(), f"{name} depends on who builds it, where and when"
+    source = next(path for name, path in one.items() if name.endswith(".tar.gz"))
+    with tarfile.open(source) as archive:
+        members = archive.getmembers()
+    assert {(one.uid, one.gid, one.uname, one.gname, one.mtime) for one in members} == {(0, 0, "", "", 1767225600)}
+    (wheel,) = [path for name, path in one.items() if name.endswith(".whl")]
+    bill = json.loads(zipfile.ZipFile(wheel).read(bill_of(wheel)))
+    assert bill["metadata"]["timestamp"] == "2026-01-01T00:00:00Z"
+
+
+def bill_of(wheel):
+    """The name of the bill of materials in a wheel, where PEP 770 wants it."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if ".dist-info/sboms/" in name]
+    return name
+
+
+def test_the_wheel_has_a_bill_of_what_it_asks_for(built):
+    with zipfile.ZipFile(built[1]) as archive:
+        bill = json.loads(archive.read(bill_of(built[1])))
+        metadata = message_from_bytes(archive.read(bill_of(built[1]).split("/")[0] + "/METADATA"))
+    # The rules of CycloneDX 1.6 that this one could break.
+    assert (bill["bomFormat"], bill["specVersion"], bill["version"]) == ("CycloneDX", "1.6", 1)
+    assert bill.keys() <= {"bomFormat", "specVersion", "version", "metadata", "components", "dependencies"}
+    parts = [bill["metadata"]["component"], *bill["components"]]
+    references = [one["bom-ref"] for one in parts]
+    assert len(set(references)) == len(references)
+    for one in parts:
+        assert one["name"]
+        assert one["type"] in ("library", "file")
+        assert one.get("scope", "required") in ("required", "optional")
+        assert "version" not in one or one is parts[0], "a range is no version"
+        assert all(set(pair) == {"name", "value"} and pair["value"] for pair in one.get("properties", ()))
+    assert {one["ref"] for one in bill["dependencies"]} == set(references)
+    assert {ref for one in bill["dependencies"] for ref in one.get("dependsOn", ())} == set(references[1:])
+    # And what it says is so.
+    assert parts[0]["purl"] == f"pkg:pypi/dlspark@{metadata['Version']}"
+    asked = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
+    wanted = {re.match(r"[A-Za-z0-9._-]+", line)[0].lower() for line in asked}
+    assert {one["name"].lower() for one in parts if one.get("scope") == "required"} == wanted
+    assert {"cryptography", "joserfc"} <= {one["name"] for one in parts if one.get("scope") == "optional"}
+    assert not {"pytest", "dlspark"} & {one["name"] for one in parts[1:]}
+    jar = ROOT / "dlspark" / "spark" / "catalog" / "dlspark-sql.jar"
+    (file,) = [one for one in parts if one["type"] == "file"]
+    assert file["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(jar.read_bytes()).hexdigest()}]
 
 
 def files(*parts):

@@ -43,6 +43,7 @@ from dlspark.cli import (
     sandbox,
     schema_samples,
     schemas,
+    scram,
     sinks,
     tls,
     tokens,
@@ -385,6 +386,11 @@ token_app = typer.Typer(help="Bearer tokens of one's own, for clients of proxies
 for name, command in (("key", tokens.key), ("issue", tokens.issue)):
     token_app.command(name)(plain_errors(command))
 app.add_typer(token_app, name="token")
+
+scram_app = typer.Typer(help="Users of storage nodes that come by SCRAM.", no_args_is_help=True)
+for name, command in (("set", scram.set_user), ("remove", scram.remove_user), ("list", scram.list_users)):
+    scram_app.command(name)(plain_errors(command))
+app.add_typer(scram_app, name="scram")
 
 app.command("doctor")(plain_errors(doctor.doctor))
 app.command("write")(plain_errors(pipes.write))

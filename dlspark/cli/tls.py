@@ -22,6 +22,12 @@ HostOption = Annotated[
     list[str] | None,
     typer.Option("--host", help="A name or address by which it is reached; may be given several times."),
 ]
+JavaOption = Annotated[
+    bool,
+    typer.Option(
+        "--java-roles", help="Write roles as BookKeeper's BookieAuthZFactory reads them: one unit, 0:role1,role2."
+    ),
+]
 DaysOption = Annotated[int | None, typer.Option("--days", min=1, max=3650, help="How long certificates hold.")]
 
 
@@ -29,6 +35,7 @@ def init(
     directory: DirectoryArgument,
     host: HostOption = None,
     days: DaysOption = None,
+    java_roles: JavaOption = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Make an authority, and identity folders for a node, a client, a proxy, a ZooKeeper and an operator. Without
@@ -42,7 +49,9 @@ def init(
     CertificateAuthority.create(directory)
     with CertificateAuthority.open_in(directory) as authority:
         made = [
-            authority.issue(role, [role], hosts if role in SERVER_ROLES else (), days or LEAF_DAYS)
+            authority.issue(
+                role, [role], hosts if role in SERVER_ROLES else (), days or LEAF_DAYS, java_roles=java_roles
+            )
             for role in FIRST_ROLES
         ]
     _print_names(directory, made, output, f"an authority was made in {directory}; it has issued:")
@@ -57,13 +66,14 @@ def issue(
     ] = None,
     host: HostOption = None,
     days: DaysOption = None,
+    java_roles: JavaOption = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Issue a certificate to a new name: DIR/NAME is its identity folder."""
     from metadata.security.authority import LEAF_DAYS, CertificateAuthority
 
     with CertificateAuthority.open_in(directory) as authority:
-        made = authority.issue(name, role or (), host or (), days or LEAF_DAYS)
+        made = authority.issue(name, role or (), host or (), days or LEAF_DAYS, java_roles=java_roles)
     _print_names(directory, [made], output, f"a certificate was issued; copy {directory / name} to where it is used:")
 
 
@@ -176,6 +186,8 @@ def _found(place: Path) -> Iterator[dict[str, Json]]:
 
 
 def _certificate(facts: CertificateFacts, revoked: bool) -> dict[str, Json]:
+    from metadata.security.principals import roles_of_units
+
     now = datetime.now(timezone.utc).timestamp()
     state = "good"
     if revoked:
@@ -188,7 +200,7 @@ def _certificate(facts: CertificateFacts, revoked: bool) -> dict[str, Json]:
         state = "ends soon"
     return {
         "subject": facts.subject_text,
-        "roles": list(facts.parts("OU")),
+        "roles": list(roles_of_units(facts.parts("OU"))),
         "hosts": [*facts.dns_names, *facts.addresses],
         "uris": list(facts.uris),
         "issuer": facts.issuer_text,

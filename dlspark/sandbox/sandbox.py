@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from dlspark.sandbox.mover import SandboxMover
 from dlspark.sandbox.processes import (
@@ -53,6 +53,11 @@ from metadata.foundation.opened_here import OpenedHere
 from metadata.foundation.private_files import DIRECTORY_MODE, make_private_directory
 from metadata.foundation.processes import ending_with_parent
 from metadata.zookeeper.embedded import TICK_MS, EmbeddedZooKeeper
+
+if TYPE_CHECKING:
+    from dlspark.sandbox.security import SandboxSecurity
+    from metadata.security.settings import SecuritySettings
+    from metadata.store import MetadataStore
 
 LEDGERS_PATH = "/ledgers"
 COPIES = 3
@@ -86,6 +91,8 @@ class Sandbox(OpenedHere):
         regions: how many regions there are, each with `nodes` storage nodes (2 if not said) and one of ZooKeeper's
             servers; 0: none, all is in one place. See `regions`. A directory keeps their number.
         round_trip_ms: between any two regions.
+        secure: TLS on every connection, and rights: `security` has the folders that prove who one is, `settings` what
+            programs set. A directory keeps to it.
 
     Raises:
         CallerError: there cannot be so many nodes, proxies or regions.
@@ -104,7 +111,13 @@ class Sandbox(OpenedHere):
         cold: str | Path | None = None,
         regions: int = 0,
         round_trip_ms: float = DEFAULT_ROUND_TRIP_MS,
+        secure: bool = False,
     ) -> None:
+        if regions and secure:
+            raise CallerError(
+                "a sandbox with regions is not secured: nothing was started",
+                advice="Leave one of the two out. Regions of machines are secured as any cluster: docs/security.md",
+            )
         if regions and not 3 <= regions <= MAX_REGIONS:
             raise CallerError(
                 f"a sandbox cannot have {regions} regions: most of ZooKeeper's voters must run when one is lost",
@@ -139,6 +152,8 @@ class Sandbox(OpenedHere):
         recovering = {"autoRecoveryDaemonEnabled": "true"} if auto_recovery else {}
         self._node_settings: dict[str, object] = {**recovering, **(node_settings or {})}
         self._tick_ms = zookeeper_tick_ms
+        self._secure = secure
+        self._security: SandboxSecurity | None = None
         self._zookeeper: EmbeddedZooKeeper | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._spawner: ThreadPoolExecutor | None = None
@@ -198,10 +213,19 @@ class Sandbox(OpenedHere):
         return self._mover
 
     @property
+    def security(self) -> SandboxSecurity:
+        """Its identity folders. Raises CallerError where it is not secured."""
+        if self._security is None:
+            raise CallerError("the sandbox is not secured", advice="Start it with secure=True, or --secure")
+        return self._security
+
+    @property
     def settings(self) -> Mapping[str, str]:
-        """Settings for programs that open its namespace: those of its cold storage and its regions; none without."""
+        """Settings for programs that open its namespace: those of its cold storage, its regions and its security, as a
+        client; none without."""
         cold = self._mover.settings if self._mover is not None else {}
-        return {**cold, **(self._regions.settings if self._regions is not None else {})}
+        regions = self._regions.settings if self._regions is not None else {}
+        return {**cold, **regions, **(self._security.settings("client") if self._security is not None else {})}
 
     @property
     def regions(self) -> SandboxRegions:
@@ -273,6 +297,8 @@ class Sandbox(OpenedHere):
             self._state = self._claim()
             # Before any node starts: its address is its identity, so the ports must be kept even if the start fails.
             self._state.save(self.directory)
+            if self._secure:
+                self._security = _secured(self.directory)
             self.start_zookeeper()
             self._initialise_metadata()
             for index in range(self.node_count):
@@ -280,11 +306,15 @@ class Sandbox(OpenedHere):
             for index in range(self.node_count):
                 self._await_ready(index)
             if self._cold_wanted is not None:
-                self._mover = SandboxMover(self.directory, self.uri, self._cold_wanted, self._spawner_thread())
+                self._mover = SandboxMover(
+                    self.directory, self.uri, self._cold_wanted, self._spawner_thread(), self._security
+                )
                 self._mover.start()
             if self._proxies_wanted:
                 conf = self._mover.conf if self._mover is not None else None
-                self._proxies = SandboxProxies(self.directory, self.state, self._spawner_thread(), conf, self._regions)
+                self._proxies = SandboxProxies(
+                    self.directory, self.state, self._spawner_thread(), conf, self._regions, self._security
+                )
                 self._proxies.start()
         except OSError as error:
             self.stop()
@@ -367,7 +397,8 @@ class Sandbox(OpenedHere):
                 self._regions.start()
         elif self._zookeeper is None:
             directory, port = self.directory / "zookeeper", self.state.zookeeper_port
-            zookeeper = EmbeddedZooKeeper(directory, port=port, tick_ms=self._tick_ms)
+            security = self._security.zookeeper() if self._security is not None else None
+            zookeeper = EmbeddedZooKeeper(directory, port=port, tick_ms=self._tick_ms, security=security)
             zookeeper.start()
             self._zookeeper = zookeeper
 
@@ -410,6 +441,12 @@ class Sandbox(OpenedHere):
                 advice=f"Start it {f'with --regions {len(kept.regions)}' if kept.regions else 'without any'}, or name "
                 "another directory",
             )
+        if kept is not None and kept.secured != self._secure:
+            raise CallerError(
+                f"the sandbox in {self.directory} was made {'with' if kept.secured else 'without'} security, and keeps "
+                "to it; it was not started",
+                advice=f"Start it {'with' if kept.secured else 'without'} --secure, or name another directory",
+            )
         # Ports that a former start had stay: a node's address is in the metadata of its ledgers.
         has = kept or SandboxState(self._port_wanted, ())
         wanted, reader, reader_grpc = self._proxies_wanted, has.read_proxy_port, has.read_proxy_grpc_port
@@ -418,7 +455,7 @@ class Sandbox(OpenedHere):
             known |= {place.zookeeper_port, place.quorum_port, place.election_port, place.gateway_port}
         count = self._nodes_wanted + 2 * wanted + 3 + _PORTS_A_REGION * self._regions_wanted
         # Regions have addresses of their own: there a port must be free at all of them.
-        at = "0.0.0.0" if self._regions_wanted else "127.0.0.1"
+        at = "0.0.0.0" if self._regions_wanted else "127.0.0.1"  # nosec B104  # bound to find a free port, never listened on
         free = _free_ports(count, {*known, reader or 0, reader_grpc or 0}, at)
 
         def filled_up(ports: tuple[int, ...], to: int) -> tuple[int, ...]:
@@ -437,6 +474,7 @@ class Sandbox(OpenedHere):
             None if self._cold_wanted is None else str(self._cold_wanted),
             has.regions or tuple(_region_place(n, free) for n in range(1, self._regions_wanted + 1)),
             self._round_trip_ms if self._regions_wanted else 0.0,
+            secured=self._secure,
         )
 
     def _initialise_metadata(self) -> None:
@@ -444,7 +482,8 @@ class Sandbox(OpenedHere):
 
         copies = min(COPIES, self.node_count)
         quorums = None if copies == COPIES else (copies, copies, min(copies, ACKNOWLEDGED))
-        Runtime.shared().run(initialise(self.zookeeper_address, quorums))
+        security = None if self._security is None else self._security.operator()
+        Runtime.shared().run(initialise(self.zookeeper_address, quorums, security))
 
     def _configure(self, index: int) -> Path:
         """Write a node's configuration; returns its file."""
@@ -454,7 +493,8 @@ class Sandbox(OpenedHere):
         port = self.state.node_ports[index]
         place = self.state.node_region(index)
         host, spread = ("127.0.0.1", {}) if place is None else (place.host, self.regions.node_settings(place.name))
-        settings = {**spread, **self._node_settings}
+        security = {} if self._security is None else self._security.settings("node")
+        settings = {**spread, **security, **self._node_settings}
         conf.write_text(_bookie_conf(directory, host, port, self.zookeeper_address, settings))
         return conf
 
@@ -528,16 +568,27 @@ def _already_running_error(directory: Path, kept: SandboxState | None) -> Caller
     )
 
 
-async def initialise(servers: str, quorums: tuple[int, int, int] | None = None) -> None:
+def _secured(directory: Path) -> SandboxSecurity:
+    from dlspark.sandbox.security import SandboxSecurity
+
+    security = SandboxSecurity(directory)
+    security.prepare()
+    return security
+
+
+async def initialise(
+    servers: str, quorums: tuple[int, int, int] | None = None, security: SecuritySettings | None = None
+) -> None:
     """Format the BookKeeper tree and bind the namespace; both are left alone where they exist, but for `quorums`: the
-    ensemble size, write quorum and ack quorum of writers whose settings do not say others."""
+    ensemble size, write quorum and ack quorum of writers whose settings do not say others. `security`: who does it,
+    where ZooKeeper is secured."""
     from metadata.bookkeeper.ledgers import LedgerStore
     from metadata.distributedlog.bindings import Binding
     from metadata.distributedlog.namespaces import NamespaceStore, NotBoundError
     from metadata.security.settings import SecuritySettings
     from metadata.zookeeper.securing import open_session
 
-    store = await open_session(servers, SecuritySettings())
+    store = await open_session(servers, security or SecuritySettings())
     try:
         await LedgerStore(store, LEDGERS_PATH).format()
         namespace = NamespaceStore(store, NAMESPACE_PATH)
@@ -548,8 +599,22 @@ async def initialise(servers: str, quorums: tuple[int, int, int] | None = None) 
         else:
             if bound.quorums != quorums:
                 await namespace.update(lambda binding: replace(binding, quorums=quorums))
+        if security is not None:
+            await _first_rule(store)
     finally:
         await store.close()
+
+
+async def _first_rule(store: MetadataStore) -> None:
+    """Let clients do with logs what they may without a proxy, unless there are rules, or were."""
+    from metadata.distributedlog.rights_store import RIGHTS, RightsStore
+    from metadata.security.rights import LogPattern, Rule, Subject, Verb
+
+    if await store.exists(f"{NAMESPACE_PATH}/{RIGHTS}") is not None:
+        return
+    verbs = frozenset(Verb) - {Verb.ADMINISTER}
+    rule = Rule(True, Subject.parse("role:client"), verbs, LogPattern.parse("*"))
+    await RightsStore(store, NAMESPACE_PATH).change(add=[rule])
 
 
 def _bookie_conf(directory: Path, host: str, port: int, zookeeper: str, more: Mapping[str, object]) -> str:

@@ -72,9 +72,10 @@ def socks_proxy(environment: Mapping[str, str] = os.environ) -> SocksProxy | Non
         address = address.removeprefix(scheme)
     parsed = parse_address(address.rstrip("/"))
     if parsed is None:
+        # The text is not repeated: where it is wrong, it may hold a password (of version 5), and errors are passed on.
         raise CallerError(
-            f"{VARIABLE}={text!r} is not the address of a SOCKS proxy of version 4; nothing was connected",
-            advice="Write host:port, or unset it",
+            f"what {VARIABLE} says is not the address of a SOCKS proxy of version 4; nothing was connected",
+            advice="Write host:port, without a user or password, or unset it",
         )
     direct = environment.get(DIRECT_VARIABLE, "").split(",")
     return SocksProxy(*parsed, frozenset(filter(None, (host.strip() for host in direct))))

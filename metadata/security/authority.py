@@ -76,6 +76,13 @@ class IssuedName:
     days: int
     certificates: tuple[IssuedCertificate, ...] = field(default=())
     """The newest one last."""
+    java_roles: bool = False
+    """Roles stand in one organisational unit, `0:role1,role2`, the only form that BookKeeper's bookies read."""
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The organisational units of its certificates' subject."""
+        return (f"0:{','.join(self.roles)}",) if self.java_roles else self.roles
 
     @property
     def is_revoked(self) -> bool:
@@ -170,8 +177,19 @@ class CertificateAuthority:
             )
         return found
 
-    def issue(self, name: str, roles: Sequence[str], hosts: Sequence[str] = (), days: int = LEAF_DAYS) -> IssuedName:
-        """Make a certificate for a new name, and its identity folder. Raises IdentityError; nothing was made then."""
+    def issue(
+        self,
+        name: str,
+        roles: Sequence[str],
+        hosts: Sequence[str] = (),
+        days: int = LEAF_DAYS,
+        *,
+        java_roles: bool = False,
+    ) -> IssuedName:
+        """Make a certificate for a new name, and its identity folder. Raises IdentityError; nothing was made then.
+
+        `java_roles`: as bookies of Apache BookKeeper read them (`authorizedRoles` of its BookieAuthZFactory).
+        """
         if name in self._names:
             raise IdentityError(
                 f"{name!r} has a certificate already; nothing was made",
@@ -196,7 +214,9 @@ class CertificateAuthority:
             check_host(host)
         check_place(self.place / name)
         self.refresh_lists()
-        return self._make(IssuedName(name, tuple(dict.fromkeys(roles)), tuple(dict.fromkeys(hosts)), days))
+        return self._make(
+            IssuedName(name, tuple(dict.fromkeys(roles)), tuple(dict.fromkeys(hosts)), days, (), java_roles)
+        )
 
     def renew(self, name: str, days: int | None = None) -> IssuedName:
         """Renew one name, as `renew_all`."""
@@ -253,7 +273,7 @@ class CertificateAuthority:
         above, signing_key = self._signer(library)
         ends = min(now + timedelta(days=wanted.days), above.not_valid_after_utc)
         key = library.ec.generate_private_key(library.ec.SECP256R1())
-        subject = library.name([*(("OU", role) for role in wanted.roles), ("CN", wanted.name)])
+        subject = library.name([*(("OU", unit) for unit in wanted.units), ("CN", wanted.name)])
         builder = (
             library.builder(subject, above.subject, key.public_key(), now - _SKEW, ends)
             .add_extension(library.x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -355,6 +375,7 @@ class CertificateAuthority:
                 "roles": list(one.roles),
                 "hosts": list(one.hosts),
                 "days": one.days,
+                "java_roles": one.java_roles,
                 "certificates": [
                     {
                         "serial": f"{made.serial:x}",
@@ -390,6 +411,7 @@ class CertificateAuthority:
                         )
                         for made in row["certificates"]
                     ),
+                    bool(row.get("java_roles", False)),
                 )
                 for name, row in found["names"].items()
             }

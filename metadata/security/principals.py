@@ -35,6 +35,7 @@ MAX_NAME: Final = 256
 DEFAULT_RULE: Final = "default"
 _KINDS: Final = ("subject", "uri", "dns", "email", "address")
 _GROUP: Final = re.compile(r"\$([1-9])")
+_CODED: Final = re.compile(r"([0-9]+):(.*)")
 _UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 """Signs that a reader of rules or of the audit trail would not see, or see elsewhere."""
 
@@ -130,7 +131,7 @@ class PrincipalMapping:
                 f"the certificate of {whose} has {len(names)} common names where one is needed",
                 advice="Issue one whose subject has one common name (CN), or map another name of it (principalMapping)",
             )
-        return _principal(names[0], facts.parts("OU"), facts)
+        return _principal(names[0], roles_of_units(facts.parts("OU")), facts)
 
 
 def _principal(name: str, roles: Iterable[str], facts: CertificateFacts) -> Principal:
@@ -144,13 +145,27 @@ def _principal(name: str, roles: Iterable[str], facts: CertificateFacts) -> Prin
     return Principal(name, Scheme.TLS, kept, facts.not_after_s)
 
 
+def roles_of_units(units: Iterable[str]) -> tuple[str, ...]:
+    """Return the roles that organisational units name: each is one, unless it has the form that BookKeeper's bookies
+    read (`BookieAuthZFactory`): `0:role1,role2;1:cluster`, of which those behind 0 are roles."""
+    roles: list[str] = []
+    for unit in units:
+        coded = [_CODED.fullmatch(one.strip()) for one in unit.split(";")]
+        if all(coded):
+            values = [match[2] for match in coded if match is not None and match[1] == "0"]
+            roles += [role.strip() for value in values for role in value.split(",")]
+        else:
+            roles.append(unit)
+    return tuple(role for role in roles if role)
+
+
 def _filled(template: str, match: re.Match[str]) -> str:
     return _GROUP.sub(lambda found: match[int(found[1])] or "", template)
 
 
 def _roles(template: str, match: re.Match[str], facts: CertificateFacts) -> tuple[str, ...]:
     if not template:
-        return facts.parts("OU")
+        return roles_of_units(facts.parts("OU"))
     # Split first: a comma that comes out of the certificate is a sign of the role, not the begin of another one.
     return () if template == "-" else tuple(_filled(one.strip(), match) for one in template.split(","))
 

@@ -1,6 +1,8 @@
 """`Channel`: one connection that is opened by the first thing sent, and again by the first after a loss.
 
-Nothing leaves before the connection is secured and has proved who is there, where that is asked for (`entering`).
+Nothing leaves before the connection is secured and has proved who is there, where that is asked for (`entering`). A
+link whose proof is about to end is renewed without a loss: another one is made, takes all that is sent from then on,
+and the old one is closed once all that was sent on it has been answered.
 
 What is sent never waits: while the connection is being opened it queues up. The user of a channel is notified once of
 each loss; nothing that was sent before it will be answered. Time limits are swept by one `Sweeper` for each client.
@@ -15,14 +17,18 @@ from typing import Protocol, TypeAlias
 
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
-from storage_node.client.entering import ClientSecurity
+from storage_node.client.entering import ClientSecurity, LinkProof
 from storage_node.client.health import BookieHealth
 from storage_node.edge import Link, Network
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError
 from storage_node.protocol.frames import Buffer
 from storage_node.settings.client import ClientSettings
+from storage_node.transport.tls import securable
 
 logger = logging.getLogger(__name__)
+
+RENEW_AGAIN_S = 10.0
+"""A link that could not be renewed, or whose certificates still end soon, is tried again after this."""
 
 Resolver: TypeAlias = Callable[[str], Awaitable[tuple[str, int]]]
 
@@ -95,6 +101,12 @@ class Channel:
         self._lost_early = False
         self._backlog: list[Buffer] = []
         self._address: tuple[str, int] | None = None
+        self._proof = LinkProof()
+        self._renewing: asyncio.Task[None] | None = None
+        self._renew_at = 0.0
+        """Not before this time of the loop's."""
+        self._leaving: dict[Link, None] = {}
+        """Links that were renewed, with answers still to come."""
 
     @property
     def queued_bytes(self) -> int:
@@ -126,11 +138,82 @@ class Channel:
         if self._lost_early:
             self._lose(ConnectionClosedError("the connection was lost as soon as it was made", node=self.bookie))
             return
-        self._link = link
+        self._use(link)
         self.opened_at = self._around.loop.time()
         self._opened()
         backlog, self._backlog = self._backlog, []
         link.send(*backlog)
+
+    def _use(self, link: Link) -> None:
+        """Send on this link from now on."""
+        self._link = link
+        security = self._around.security
+        if security.asks:
+            self._proof = security.proof_of(link)
+            self._around.sweeper.join(self._look)
+
+    # ------------------------------------------------------------------------------------ renewal
+
+    def _look(self, now: float) -> bool:
+        """Renew the link where its proof is about to end; True as long as there is one."""
+        if self._link is None:
+            return False
+        security = self._around.security
+        security.look()
+        if self._renewing is None and now >= self._renew_at and security.outdated(self._proof):
+            self._renew_at = now + RENEW_AGAIN_S
+            self._renewing = self._around.loop.create_task(self._renew())
+        return True
+
+    async def _renew(self) -> None:
+        try:
+            link = await self._connect()
+        except DistributedLogError as error:
+            logger.warning("the connection to %s cannot be renewed, trying again: %s", self.bookie, error)
+            over = self._around.security.why_over(self._proof)
+            if over is not None and self._link is not None:
+                logger.warning(
+                    "closing the connection to %s: the node's certificate is not good: %s", self.bookie, over
+                )
+                self._link.close()
+            return
+        except Exception:  # the boundary: whatever a network raises, the link that there is serves on
+            logger.exception("the connection to %s cannot be renewed", self.bookie)
+            return
+        finally:
+            self._renewing = None
+        old = self._link
+        if old is None or self._around.closed:
+            link.close()  # lost meanwhile: the next request makes its own
+            return
+        self._use(link)
+        under_way = self._under_way()
+        if not under_way:
+            securable(old).deliver_to(_Nobody())
+            old.close()
+            return
+        self._leaving[old] = None
+        securable(old).deliver_to(_Leaving(self, old, under_way))
+
+    def _under_way(self) -> frozenset[object]:
+        """Return the keys of all requests that wait for an answer."""
+        raise NotImplementedError
+
+    def _waits_for(self, keys: frozenset[object]) -> bool:
+        """Return whether any of these requests still waits."""
+        raise NotImplementedError
+
+    def _end_these(self, keys: frozenset[object], error: DistributedLogError) -> None:
+        """End those of these requests that still wait with this error."""
+        raise NotImplementedError
+
+    def _left(self, link: Link, keys: frozenset[object], error: Exception | None) -> None:
+        """Note that a link that was renewed is closed."""
+        self._leaving.pop(link, None)
+        if self._waits_for(keys):
+            self.losses += 1
+            reason = f": {error}" if error is not None else ""
+            self._end_these(keys, ConnectionClosedError(f"the connection was lost{reason}", node=self.bookie))
 
     def _opened(self) -> None:
         """Note that there is a link again."""
@@ -188,7 +271,48 @@ class Channel:
         if self._opening is not None:
             await end_tasks([self._opening], drop_errors=True)
             self._opening = None
+        if self._renewing is not None:
+            await end_tasks([self._renewing], drop_errors=True)
+            self._renewing = None
+        for link in list(self._leaving):
+            link.close()
         if self._link is not None:
             self._link.close()
             self._link = None
         self._lose(ConnectionClosedError("the client was closed", node=self.bookie))
+
+
+class _Leaving:
+    """Which answers still come on a link that was renewed? Closes it behind the last one."""
+
+    def __init__(self, channel: Channel, link: Link, under_way: frozenset[object]) -> None:
+        self._channel = channel
+        self._link = link
+        self._under_way = under_way
+
+    def frame_received(self, frame: memoryview) -> None:
+        """Pass it on: answers are matched by what they answer, not by how they come."""
+        self._channel.frame_received(frame)
+
+    def batch_done(self) -> None:
+        """Close the link where nothing more is to come."""
+        self._channel.batch_done()
+        if not self._channel._waits_for(self._under_way):
+            self._link.close()
+
+    def link_closed(self, error: Exception | None) -> None:
+        """End what has not been answered."""
+        self._channel._left(self._link, self._under_way, error)
+
+
+class _Nobody:
+    """Waits for nothing on a link that is about to end."""
+
+    def frame_received(self, frame: memoryview) -> None:
+        """Drop it."""
+
+    def batch_done(self) -> None:
+        """Do nothing."""
+
+    def link_closed(self, error: Exception | None) -> None:
+        """Do nothing."""

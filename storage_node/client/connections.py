@@ -218,6 +218,22 @@ class Connection(Channel):
 
     # ------------------------------------------------------------------------------------ ends
 
+    def _under_way(self) -> frozenset[object]:
+        return frozenset((*self._adds, *self._requests))
+
+    def _waits_for(self, keys: frozenset[object]) -> bool:
+        return any(key in self._adds or key in self._requests for key in keys)
+
+    def _end_these(self, keys: frozenset[object], error: DistributedLogError) -> None:
+        self._pool.quarantine.failed(self.bookie, error)
+        # Taken out first, as in `_end_all`.
+        adds = [self._adds.pop(key) for key in keys if isinstance(key, bytes) and key in self._adds]
+        requests = [self._requests.pop(key) for key in keys if isinstance(key, int) and key in self._requests]
+        for owner, seat, entry_id, _, _ in adds:
+            owner.on_refused(seat, entry_id, error)
+        for _, _, answer, _ in requests:
+            answer(error)
+
     def _end_all(self, error: DistributedLogError) -> None:
         if not self._pool.closed:
             self._pool.quarantine.failed(self.bookie, error)
@@ -356,6 +372,7 @@ class ConnectionPool:
         self.sweeper.stop()
         for connection in (*self._connections.values(), *self._batches.values()):
             await connection.close()
+        await self.security.close()
 
 
 BatchAnswer: TypeAlias = BatchReadResponse | DistributedLogError
@@ -426,6 +443,16 @@ class BatchConnection(Channel):
             if deadline <= now and self._requests.pop(request_id, None) is not None:
                 answer(RequestTimeoutError(f"no batch of entries within {limit_ms} ms", node=self.bookie))
         return bool(self._requests)
+
+    def _under_way(self) -> frozenset[object]:
+        return frozenset(self._requests)
+
+    def _waits_for(self, keys: frozenset[object]) -> bool:
+        return any(key in self._requests for key in keys)
+
+    def _end_these(self, keys: frozenset[object], error: DistributedLogError) -> None:
+        for request in [self._requests.pop(key) for key in keys if isinstance(key, int) and key in self._requests]:
+            request[1](error)
 
     def _end_all(self, error: DistributedLogError) -> None:
         requests, self._requests = self._requests, {}

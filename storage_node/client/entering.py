@@ -18,11 +18,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
 from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.tasks import end_tasks
+from metadata.security.certificates import read_certificate
 from metadata.security.exchange import ChannelFacts
 from metadata.security.identity import TlsIdentity
 from metadata.security.sasl.binding import server_end_point
@@ -43,8 +47,22 @@ logger = logging.getLogger(__name__)
 Authenticating: TypeAlias = Callable[[ChannelFacts], ClientAuthentication]
 """Begins the proof of a new connection."""
 
+RENEW_BEFORE_S: Final = 30.0
+"""So long before a certificate ends the links that rest on it are made anew."""
 _TXN_IDS: Final = itertools.count(1)
 """Of the few messages before a connection's first request."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProof:
+    """By what was a link secured?"""
+
+    generation: int | None = None
+    """Of the client's certificates; None: there is nothing to end."""
+    certificate: bytes | None = None
+    """The node's."""
+    ends_s: float | None = None
+    """Seconds since the epoch at which the first of both sides' certificates ends."""
 
 
 class ClientSecurity:
@@ -72,23 +90,60 @@ class ClientSecurity:
         self.limit_s = float(settings.start_tls_timeout_s)
         self._refresh_s = settings.tls_cert_files_refresh_duration_s
         self._refreshed_s: float | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     @property
     def asks(self) -> bool:
         """Something has to be done on a connection before its first request."""
         return self.identity is not None or self.authenticating is not None
 
-    @property
-    def generation(self) -> int:
-        """Goes up when the certificates change that new connections are made with."""
-        return 0 if self.identity is None else self.identity.generation
+    def proof_of(self, link: Link) -> LinkProof:
+        """Return by what a link was secured just now."""
+        if self.identity is None:
+            return LinkProof()
+        own, certificate = self.identity.own_certificate, securable(link).certificate
+        ends = [] if own is None else [own.not_after_s]
+        if certificate is not None:
+            ends.append(read_certificate(certificate).not_after_s)
+        return LinkProof(self.identity.generation, certificate, min(ends, default=None))
+
+    def outdated(self, proof: LinkProof) -> bool:
+        """Return whether a link should be made anew: certificates have changed since, or one of its own ends soon."""
+        if self.identity is None or proof.generation is None:
+            return False
+        ends_soon = proof.ends_s is not None and time.time() >= proof.ends_s - RENEW_BEFORE_S
+        return ends_soon or proof.generation != self.identity.generation
+
+    def why_over(self, proof: LinkProof) -> str | None:
+        """Return why a link must not be used any more: the node's certificate has expired, or was revoked."""
+        if self.identity is None or proof.certificate is None:
+            return None
+        return self.identity.judge(proof.certificate)
+
+    def look(self) -> None:
+        """Look in the background whether the files have changed."""
+        if self._due() and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.get_running_loop().create_task(self.refresh())
+
+    async def close(self) -> None:
+        """End what runs in the background. Idempotent."""
+        if self._looking is not None:
+            await end_tasks([self._looking], drop_errors=True)
+            self._looking = None
+
+    def _due(self) -> bool:
+        if self.identity is None or not self._refresh_s:
+            return False
+        return self._refreshed_s is None or self._now_s() - self._refreshed_s >= self._refresh_s
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
 
     async def refresh(self) -> None:
         """Look whether the files of certificates have changed, where that is due."""
-        now_s = asyncio.get_running_loop().time()
-        due = self._refreshed_s is None or now_s - self._refreshed_s >= self._refresh_s
-        if self.identity is not None and self._refresh_s and due:
-            self._refreshed_s = now_s
+        if self.identity is not None and self._due():
+            self._refreshed_s = self._now_s()
             await asyncio.to_thread(self.identity.refresh)
 
     async def connect(
@@ -137,8 +192,11 @@ def client_security(settings: ClientSettings, environment: Mapping[str, str] | N
 
 
 def _error(link: Link, node: str, reason: object) -> SecureConnectionError:
-    text = reason.message if isinstance(reason, DistributedLogError) else reason
-    return insecure_error(f"the storage node {node} ({link.peer})", text, node=node)
+    if not isinstance(reason, DistributedLogError):
+        return insecure_error(f"the storage node {node} ({link.peer})", reason, node=node)
+    error = insecure_error(f"the storage node {node} ({link.peer})", reason.message, node=node)
+    error.advice = reason.advice or error.advice
+    return error
 
 
 class _Entering:

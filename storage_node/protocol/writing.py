@@ -190,6 +190,7 @@ class WriterMachine(WriterProgress):
         if not seat.current or REACTIONS[self.state][WriterEvent.REFUSED] is Reaction.IGNORE:
             return ()
         self._unheard &= ~seat.bit
+        self._last_refusal = error
         if isinstance(error, _FATAL):
             return self._fail(error)  # EFENCED: fatal for the handle, no later acknowledgement (I5)
         if isinstance(error, UnauthorizedAccessError):
@@ -303,7 +304,7 @@ class WriterMachine(WriterProgress):
                 self._failing.update(self._round)
                 return self._begin_change()
             return self._fail(
-                errors.stuck_error(self, self._too_few(left), None)
+                errors.stuck_error(self, self._too_few(left), self._last_refusal)
                 if error is None
                 else errors.stuck_error(self, "no replacement was found", error)
             )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import DistributedLogError, check
+from storage_node.errors import SecureConnectionError
 from storage_node.protocol.striping import write_sets
 from storage_node.protocol.tables import Reaction
 from storage_node.protocol.writing_model import REACTIONS, Seat, WriterEvent, WriterState
@@ -92,6 +93,8 @@ class WriterProgress:
         """Suspects that failed while nothing was pending: by the next add they may be back, and are picked at need."""
         self._strangers: dict[str, DistributedLogError] = {}
         """Bookies that hold what others wrote under this ledger's id, and their answers: never to be picked."""
+        self._last_refusal: DistributedLogError | None = None
+        """What a bookie answered last but EOK: why a ledger that gets stuck does."""
         self._unheard = 0
         """A mask of the seats whose bookies have yet to answer anything in this ledger, for a cautious writer."""
         self.vacant = frozenset()
@@ -199,4 +202,7 @@ class WriterProgress:
 
     def _too_few(self, left: tuple[int, ...]) -> str:
         names = ", ".join(self._seats[index].bookie for index in left)
-        return f"no replacement for {names}, and without it fewer than {self._ack_quorum} bookies can acknowledge"
+        why = f"no replacement for {names}, and without it fewer than {self._ack_quorum} bookies can acknowledge"
+        if isinstance(self._last_refusal, SecureConnectionError):
+            return f"{why} ({self._last_refusal.message})"  # more nodes would not help
+        return why

@@ -15,6 +15,7 @@ from typing import Final
 from metadata.foundation.errors import CallerError
 from metadata.security.exchange import SASL_PLUGIN, SCRAM_PLUGIN, ChannelFacts, Step
 from metadata.security.principals import Principal, Scheme
+from metadata.security.reread_file import RereadFile
 from metadata.security.sasl.credentials import ScramUsers, read_scram_users
 from metadata.security.sasl.digest_md5 import DigestMd5Client, DigestMd5Server
 from metadata.security.sasl.jaas import JaasError, JaasSection, KerberosLogin, section_of
@@ -22,7 +23,6 @@ from metadata.security.sasl.kerberos import KerberosClient, KerberosServer, kerb
 from metadata.security.sasl.machine import SaslClient, SaslError, SaslServer
 from metadata.security.sasl.scram import ScramClient, ScramServer
 from metadata.security.secrets import Secret, secret_from_file
-from metadata.security.watched_file import WatchedFile
 
 EVERYBODY: Final = re.compile(".*", re.DOTALL)
 
@@ -83,9 +83,14 @@ class SaslAuthenticator:
     ) -> None:
         self._allowed = allowed
         self._without_tls = without_tls
-        self._section = WatchedFile(path, lambda place: _with_users(section_of(place, section)))
+        self._section = RereadFile(path, lambda place: _with_users(section_of(place, section)))
         if self._section.current().kerberos() is not None:
             kerberos_library()
+
+    @property
+    def needs_tls(self) -> bool:
+        """True where nobody can enter outside of TLS."""
+        return not self._without_tls and self._section.current().kerberos() is None
 
     def begin(self, facts: ChannelFacts) -> MachineExchange:
         """Return the exchange of a new connection. Raises SaslError for DIGEST-MD5 outside of TLS, unless allowed."""
@@ -126,7 +131,7 @@ class ScramAuthenticator:
 
     def __init__(self, path: str | os.PathLike[str], *, allowed: re.Pattern[str] = EVERYBODY) -> None:
         self._allowed = allowed
-        self._users: WatchedFile[ScramUsers] = WatchedFile(path, read_scram_users)
+        self._users: RereadFile[ScramUsers] = RereadFile(path, read_scram_users)
 
     def begin(self, facts: ChannelFacts) -> MachineExchange:
         """Return the exchange of a new connection. Raises SaslError where its TLS has no channel binding."""
@@ -199,7 +204,7 @@ class SaslClientAuthenticator:
             found = section_of(place, section)
             return found.kerberos() or found.login()
 
-        self._login: WatchedFile[KerberosLogin | tuple[str, Secret]] = WatchedFile(path, login)
+        self._login: RereadFile[KerberosLogin | tuple[str, Secret]] = RereadFile(path, login)
         if isinstance(self._login.current(), KerberosLogin):
             kerberos_library()
 
@@ -245,7 +250,7 @@ class ScramClientAuthenticator:
 
     def __init__(self, name: str, password_file: str | os.PathLike[str]) -> None:
         self._name = name
-        self._password: WatchedFile[Secret] = WatchedFile(Path(password_file), secret_from_file)
+        self._password: RereadFile[Secret] = RereadFile(Path(password_file), secret_from_file)
 
     def begin(self, facts: ChannelFacts) -> MachineClientExchange:
         """Return the exchange of a new connection. Raises SaslError where its TLS has no channel binding."""

@@ -33,6 +33,7 @@ from metadata.security.sasl.scram import StoredKeys
 VERSION: Final = 1
 MAX_CREDENTIALS_BYTES: Final = 16 * 1024 * 1024
 _DECOY_BYTES: Final = 32
+_PASSWORD_BYTES: Final = 32
 
 
 class CredentialsError(CallerError):
@@ -79,6 +80,22 @@ def remove_scram_user(path: str | os.PathLike[str], name: str) -> None:
         if name not in users:
             raise CredentialsError(f"there is no SCRAM user {name!r}; nothing was changed", path=str(path))
         del users[name]
+
+
+def make_password_file(path: str | os.PathLike[str]) -> bool:
+    """Make a file with a random password for its owner alone, unless there is a file already. Return whether it was
+    made. Raises CredentialsError.
+    """
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_urlsafe(_PASSWORD_BYTES) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        return False
+    except OSError as cause:
+        raise CredentialsError(f"the password's file cannot be made: {cause.strerror}", path=str(path)) from cause
+    return True
 
 
 @contextmanager

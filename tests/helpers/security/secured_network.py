@@ -69,9 +69,10 @@ class SecuredNetwork(TcpNetwork):
 
 async def dial_secured(port: int, context: ssl.SSLContext | None = None) -> ssl.SSLSocket:
     """Return a blocking socket under TLS, for a client that is none of ours."""
+    secured_by = context or client_context()  # made here: two threads would make an authority each
 
     def dial() -> ssl.SSLSocket:
         sock = socket.create_connection(("127.0.0.1", port))
-        return (context or client_context()).wrap_socket(sock, server_hostname="127.0.0.1")
+        return secured_by.wrap_socket(sock, server_hostname="127.0.0.1")
 
     return await asyncio.get_running_loop().run_in_executor(None, dial)

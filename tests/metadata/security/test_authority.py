@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.x509.oid import NameOID
 from helpers.security.handshakes import shake_hands
 from helpers.security.minting import MintedAuthority
 
@@ -72,6 +73,17 @@ def test_certificates_say_what_they_are_for(place: Path) -> None:
     assert above.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
     made.verify_directly_issued_by(above)
     assert b"BEGIN PRIVATE KEY" in (place / "node" / KEY_FILE).read_bytes(), "PKCS #8, as ZooKeeper wants it"
+
+
+def test_roles_are_written_for_java_where_that_is_wanted(place: Path) -> None:
+    """Bookies of Apache BookKeeper read the first unit, and roles in it behind a code."""
+    with CertificateAuthority.open_in(place) as authority:
+        authority.issue("java", ["client", "operator"], java_roles=True)
+    with CertificateAuthority.open_in(place) as authority:
+        authority.renew("java")
+    (unit,) = certificate(place, "java").subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+    assert unit.value == "0:client,operator"
+    assert identity(place, "node").principal_of(der(place, "java")).roles == {"client", "operator"}
 
 
 def test_a_certificate_it_issued_signs_no_other(place: Path, tmp_path: Path) -> None:

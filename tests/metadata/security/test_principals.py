@@ -9,7 +9,7 @@ from helpers.security.minting import MintedAuthority
 from metadata.foundation.errors import CallerError
 from metadata.security.certificates import CertificateFacts, read_certificate
 from metadata.security.errors import PeerRefusedError
-from metadata.security.principals import Principal, PrincipalMapping, Scheme
+from metadata.security.principals import Principal, PrincipalMapping, Scheme, roles_of_units
 
 SPIFFE = "spiffe://example.org/ns/prod/sa/ingest"
 
@@ -92,6 +92,21 @@ def test_what_separates_parts_of_a_name_is_escaped_in_it(authority: MintedAuthor
 def test_a_certificate_without_a_usable_name_is_refused(authority: MintedAuthority, name: str | None) -> None:
     with pytest.raises(PeerRefusedError):
         PrincipalMapping().principal(read_certificate(authority.issue(name, roles=["client"]).der))
+
+
+@pytest.mark.parametrize(
+    ("units", "roles"),
+    [
+        (("0:client",), ("client",)),
+        (("0:client, proxy;1:east,west",), ("client", "proxy")),
+        (("1:east",), ()),
+        (("0:", "node"), ("node",)),
+        (("0:client;by hand",), ("0:client;by hand",)),
+        (("a,b", "x:client"), ("a,b", "x:client")),
+    ],
+)
+def test_units_are_roles_or_name_them_in_upstreams_form(units: tuple[str, ...], roles: tuple[str, ...]) -> None:
+    assert roles_of_units(units) == roles
 
 
 def test_a_certificate_with_two_names_is_refused(authority: MintedAuthority) -> None:

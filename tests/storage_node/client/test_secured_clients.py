@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from helpers.bookie.nodes import Nodes, running
+from helpers.bookie.nodes import SETTINGS, Nodes, running
 from helpers.security.minting import MintedAuthority, now, replace_file, secured_by, write_folder
 from helpers.waiting import until
 
@@ -16,14 +17,17 @@ from metadata.bookkeeper.ledger_metadata import LedgerState
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.security.identity import REVOKED_FILE
 from metadata.security.settings import AdmissionSettings, SecuritySettings
+from metadata.zookeeper.memory import MemoryStore
+from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.client.connections import ask_disk_space
 from storage_node.edge import FrameHandler, Link, Listener
-from storage_node.errors import BookieUnreachableError, LedgerRecoveryError, SecureConnectionError
+from storage_node.errors import BookieUnreachableError, LedgerRecoveryError, QuorumWriteError, SecureConnectionError
 from storage_node.protocol.decoding import decode_request
 from storage_node.protocol.encoding import encode_error_response
 from storage_node.protocol.frames import Buffer
 from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.values import StartTlsRequest
+from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.transport.tcp import TcpNetwork
 
 OFF = SecuritySettings(security="off")
@@ -143,6 +147,15 @@ async def test_a_role_that_is_not_let_in_is_told_so_by_the_client(world: World) 
     with pytest.raises(SecureConnectionError, match=r"the storage node strict .*refuses the request \(EUA\)"):
         await world.ask(nodes.client_security, "strict")
     await world.ask(world.client_of("proxy", roles=["proxy"]), "strict")
+
+
+async def test_a_writer_that_gets_nowhere_says_which_node_refused_it_and_why(world: World) -> None:
+    foreign = MintedAuthority("Somebody else's").issue("client")
+    settings = secured_by(write_folder(world.folder / "foreign", foreign, MintedAuthority("Nobody's").pem))
+    for security, why in [(OFF, "refuses the request"), (settings, "certificate is refused")]:
+        writer = await world.nodes.client(security=security).create(**a_ledger())
+        with pytest.raises(QuorumWriteError, match=f"the storage node node-0 .*could not be secured: .*{why}"):
+            await writer.add(b"x")
 
 
 async def test_a_plain_client_is_refused_and_ends_no_ledger_by_it(world: World) -> None:
@@ -271,14 +284,17 @@ async def test_the_environment_alone_secures_a_client(world: World, monkeypatch:
         await world.ask(SecuritySettings())
 
 
-async def test_certificates_are_changed_under_load_and_no_request_fails(world: World) -> None:
-    nodes = world.nodes
+async def test_certificates_are_changed_and_the_old_ones_revoked_under_load_and_no_request_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage_node.client.channels.RENEW_AGAIN_S", 0.0)
+    nodes, authority = world.nodes, world.authority
     client = nodes.client()
     writer = await client.create(**a_ledger())
+    reader = await nodes.client().open(writer.ledger_id, recover=False)
     bookie, _ = nodes.running["node-0"]
-    (node, mine) = bookie._security.identity, client._use().pool.security.identity
-    assert node is not None
-    assert mine is not None
+    security = [client._use().pool.security for client in nodes.clients]
+    identities = [bookie._security.identity, *(one.identity for one in security)]
     stop = asyncio.Event()
 
     async def write() -> int:
@@ -288,19 +304,62 @@ async def test_certificates_are_changed_under_load_and_no_request_fails(world: W
             count += 1
         return count
 
-    writing = asyncio.ensure_future(write())
+    async def follow() -> int:
+        count = 0
+        while not stop.is_set():
+            entry = await reader.poll(count, 500)
+            count += entry is not None
+        return count
+
+    def names() -> set[str]:
+        return {one.principal.name for one in bookie._connections if one.principal is not None}
+
+    load = asyncio.ensure_future(asyncio.gather(write(), follow()))
+    before = authority.issue("client-0", roles=["client"])
     for number in range(1, 6):
-        world.authority.folder(world.folder / "node", f"node-0-{number}", roles=["node"], hosts=["127.0.0.1"])
-        world.authority.folder(world.folder / "client", f"client-{number}", roles=["client"])
-        await until(lambda: node.refresh())
+        pair = authority.issue(f"client-{number}", roles=["client"])
+        write_folder(world.folder / "node", authority.issue("node-0", hosts=["127.0.0.1"]), authority.pem)
+        write_folder(world.folder / "client", pair, authority.pem)
+        for identity in identities:
+            assert identity is not None
+            await until(lambda: identity.refresh() or identity.generation > 2 * number - 1)  # noqa: B023
+        await until(lambda: names() == {f"client-{number}"})  # noqa: B023
+        replace_file(world.folder / "node" / REVOKED_FILE, authority.revoke(before))
+        assert identities[0] is not None
+        await until(lambda: identities[0].refresh() or identities[0].generation > 2 * number)  # noqa: B023
         await bookie._watch.look()
-        await until(lambda: mine.refresh())
-        reader = await nodes.client().open(writer.ledger_id, recover=False)  # a new connection, by the new ones
-        await until(lambda: writer.last_add_confirmed > 20 * number)  # noqa: B023
-        assert await reader.read_last_confirmed() >= 20 * number
-        assert len(await reader.read(0, 10)) == 11
+        at = writer.last_add_confirmed
+        await until(lambda: writer.last_add_confirmed > at + 20)  # noqa: B023
+        assert not load.done()
+        before = pair
+    assert [channel.losses for one in nodes.clients for channel in one._use().pool._connections.values()] == [0, 0]
     stop.set()
-    assert await writing > 100
+    written, read = await load
+    assert written >= read > 20
     await writer.close()
-    names = {connection.principal.name for connection in bookie._connections if connection.principal is not None}
-    assert "client-5" in names
+
+
+@pytest.mark.long
+async def test_auto_recovery_copies_between_secured_nodes_by_the_nodes_own_certificate(world: World) -> None:
+    nodes = world.nodes
+    nodes.admission = AdmissionSettings(authorized_roles=("node", "client"))
+    for number in (1, 2, 3):
+        await nodes.start(f"node-{number}")
+    writer = await nodes.client().create(ensemble_size=3, write_quorum=3, ack_quorum=2)
+    await asyncio.gather(*(writer.add(b"%d" % number) for number in range(50)))
+    await writer.close()
+    lost = next(name for name in writer.metadata.last_ensemble.bookies if name != "node-0")
+    store = MemoryStore(nodes.tree)
+    settings = AutoRecoverySettings(client=replace(SETTINGS, security=nodes.security))
+    daemon = AutoRecovery(settings, store, bookie_id="recovery")
+    await nodes.stop(lost)
+    await daemon.start()
+
+    async def replaced() -> bool:
+        return lost not in (await nodes.ledgers.read(writer.ledger_id)).value.last_ensemble.bookies
+
+    await until(replaced)
+    await daemon.stop()
+    await store.close()
+    reader = await nodes.client().open(writer.ledger_id, recover=False)
+    assert len(await reader.read(0, 49)) == 50

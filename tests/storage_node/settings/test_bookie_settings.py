@@ -16,6 +16,7 @@ from storage_node.errors import BookieConfigurationError
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
 from storage_node.settings.files import NodeFile
+from storage_node.settings.http import HttpTlsSettings
 
 FILE = CONF / "bookie.conf"
 DIRECTORIES = {"journalDirectories": "/j", "ledgerDirectories": "/l1, /l2"}
@@ -34,6 +35,7 @@ def test_the_shipped_file_names_every_key_with_its_default() -> None:
     named = dict(line.split("=", 1) for line in lines)
     owners = (
         BookieSettings,
+        HttpTlsSettings,
         SecuritySettings,
         AdmissionSettings,
         SaslSettings,

@@ -6,11 +6,13 @@ import asyncio
 import socket
 
 import pytest
+from helpers.security.secured_network import dial_secured, server_context
 from helpers.waiting import until
 
 from storage_node.edge import Link
 from storage_node.protocol.frames import CHUNK_BYTES, READ_BYTES, ChunkPool, FrameBuffer
 from storage_node.transport.tcp import TcpNetwork
+from storage_node.transport.tls import TlsEntrance
 
 
 def framed(body: bytes) -> bytes:
@@ -105,8 +107,9 @@ def _is_free(memory: bytearray) -> bool:
     return True
 
 
+@pytest.mark.parametrize("tls", [None, TlsEntrance(server_context)], ids=["plain", "TLS"])
 async def test_what_a_peer_does_not_read_is_copied_so_that_its_owner_has_the_memory_back(
-    monkeypatch: pytest.MonkeyPatch,
+    tls: TlsEntrance | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storage_node.transport.links.STUCK_S", 0.01)
     network = TcpNetwork()
@@ -123,9 +126,8 @@ async def test_what_a_peer_does_not_read_is_copied_so_that_its_owner_has_the_mem
         accepted.put_nowait(link)
         return Handler()
 
-    listener = await network.listen("127.0.0.1", 0, accept)
-    with socket.socket() as peer:
-        peer.connect(("127.0.0.1", listener.port))
+    listener = await network.listen("127.0.0.1", 0, accept, tls=tls)
+    with await (dial(listener.port) if tls is None else dial_secured(listener.port)) as peer:
         link = await accepted.get()
         memory = bytearray(b"z" * 16_000_000)
         link.send(memoryview(memory)[:8_000_000], memoryview(memory)[8_000_000:])
@@ -134,10 +136,18 @@ async def test_what_a_peer_does_not_read_is_copied_so_that_its_owner_has_the_mem
             memory.clear()
         await until(lambda: _is_free(memory), "the sender's memory is free")
         memory.clear()
-        peer.setblocking(False)
-        received = bytearray()
-        while len(received) < 16_000_000:
-            received += await asyncio.get_running_loop().sock_recv(peer, 1 << 20)
-    assert bytes(received) == b"z" * 16_000_000
+        received = await asyncio.get_running_loop().run_in_executor(None, _receive_all, peer, 16_000_000)
+    assert received == b"z" * 16_000_000
     await asyncio.wait_for(closed.wait(), 60)
     await listener.close()
+
+
+async def dial(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port))
+
+
+def _receive_all(peer: socket.socket, size: int) -> bytes:
+    received = bytearray()
+    while len(received) < size:
+        received += peer.recv(1 << 20)
+    return bytes(received)

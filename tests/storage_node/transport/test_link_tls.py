@@ -29,6 +29,7 @@ from storage_node.edge import Link, TlsTerms
 from storage_node.errors import SecureConnectionError, TlsError
 from storage_node.protocol.frames import ChunkPool
 from storage_node.transport import newcomers
+from storage_node.transport.links import TcpLink
 from storage_node.transport.tcp import TcpNetwork
 from storage_node.transport.tls import RECORD_BYTES, TlsEntrance, _records, connect_secured, securable, secure
 
@@ -348,6 +349,33 @@ async def test_one_byte_in_a_record_is_enough_for_a_record() -> None:
         client.close()
 
 
+async def test_a_read_that_has_to_write_first_goes_on_once_the_socket_takes_something() -> None:
+    """OpenSSL answers a peer's change of keys from within a read."""
+    async with serving(TlsEntrance(server_context)) as served:
+        client = Peer()
+        link = await served.connect(client)
+        await secure(link, terms_of_client())
+        await until(lambda: served.peers, every_s=0)
+        theirs = served.peers[0].link
+        assert isinstance(theirs, TcpLink)
+        assert theirs._tls is not None
+        read, tries = theirs._receive, []
+
+        def write_first(view: memoryview) -> int:
+            tries.append(theirs._reading)
+            if len(tries) == 1:
+                theirs._tls.stalled = True  # type: ignore[union-attr]  # see above
+                raise BlockingIOError
+            return read(view)
+
+        theirs._receive = write_first
+        link.send(framed(b"after a change of keys"))
+        await until(lambda: client.frames == [b"after a change of keys"], every_s=0)
+        assert len(tries) >= 2
+        assert not theirs._tls.stalled
+        assert not theirs._writing
+
+
 def test_pieces_are_cut_into_full_records_whatever_they_are() -> None:
     pieces = [b"a" * 30, b"b" * 40_000, b"", b"c" * 5, memoryview(b"d" * RECORD_BYTES), b"e" * 3 * RECORD_BYTES, b"f"]
     records = [bytes(record) for record in _records(pieces)]
@@ -380,11 +408,11 @@ async def test_those_that_wait_to_be_secured_are_bounded_in_number_and_in_time(
         for sock in idle:
             sock.setblocking(False)
         for sock in idle[:2]:
-            assert await asyncio.wait_for(_ended(loop, sock), 10)
+            assert await asyncio.wait_for(_ended(loop, sock), 60)
         client = Peer()
         await secure(await served.connect(client), terms_of_client())
         for sock in idle[2:]:
-            assert await asyncio.wait_for(_ended(loop, sock), 10)
+            assert await asyncio.wait_for(_ended(loop, sock), 60)
             sock.close()
         for sock in idle[:2]:
             sock.close()
@@ -463,7 +491,7 @@ class OpenSsl:
         """Have it do something, and wait until it says so: what is typed meanwhile would be lost."""
         self.say(letter + b"\n")
         assert self._process.stdout is not None
-        await asyncio.wait_for(self._process.stdout.readuntil(done), 30)
+        await asyncio.wait_for(self._process.stdout.readuntil(done), 60)
 
     async def end(self) -> bytes:
         assert self._process.stdin is not None

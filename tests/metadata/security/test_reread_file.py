@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from metadata.foundation.errors import CallerError
-from metadata.security.watched_file import WatchedFile
+from metadata.security.reread_file import RereadFile
 
 
 def number(path: Path) -> int:
@@ -27,9 +27,9 @@ def replace(path: Path, text: str) -> None:
 def test_the_newest_good_content_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "number"
     with pytest.raises(CallerError):
-        WatchedFile(path, number)
+        RereadFile(path, number)
     path.write_text("1")
-    watched = WatchedFile(path, number)
+    watched = RereadFile(path, number)
     assert watched.current() == 1
     replace(path, "2")
     assert watched.current() == 2

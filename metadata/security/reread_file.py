@@ -1,4 +1,4 @@
-"""`WatchedFile`: the newest good content of a file that is replaced while it is in use.
+"""`RereadFile`: the newest good content of a file that is replaced while it is in use.
 
 Looking costs one `stat`, so it may be done at each use, which is how a change takes effect at once and without a
 restart. A file that can no longer be read leaves the content that was read before in force, and says so once for each
@@ -19,7 +19,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class WatchedFile(Generic[T]):
+class RereadFile(Generic[T]):
     """What does a file say now?
 
     Args:
