@@ -152,7 +152,7 @@ class EmbeddedZooKeeper:
         if member is not None and port == 0:
             raise CallerError("a server of an ensemble needs a port that the others know", advice="Choose one")
         rule = ListeningRule("the embedded ZooKeeper", "host", ALLOW if insecure_listen else REFUSE)
-        rule.host(host, secured=False)
+        rule.host(host, secured=security is not None)
         self._member = member
         self._directory = Path(directory)
         self._host = host
