@@ -83,10 +83,7 @@ def start(
     round_trip_ms = parse_round_trip_ms(rtt)
     if detach:
         typer.echo(_start_detached(directory, nodes, port, auto_recovery, proxies, cold, regions, rtt, secure))
-        if cold is not None:
-            typer.echo(_cold_line(directory, cold), err=True)
-        if secure:
-            typer.echo(_security_line(directory), err=True)
+        _say_more(directory, cold, secured=secure)
         return
     # SIGTERM ends the sandbox in order, like Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
@@ -104,10 +101,7 @@ def start(
         if regions:
             sandbox.take_commands()
         typer.echo(sandbox.uri)
-        if cold is not None:
-            typer.echo(_cold_line(directory, cold), err=True)
-        if secure:
-            typer.echo(_security_line(directory), err=True)
+        _say_more(directory, cold, secured=secure)
         sys.stdout.flush()
         try:
             signal.pause()
@@ -159,10 +153,8 @@ def status(directory: DirectoryOption = None) -> None:
         typer.echo(f"storage {'node on port' if len(state.node_ports) == 1 else 'nodes on ports'} {ports}", err=True)
         for line in _proxy_lines(state, None):
             typer.echo(line, err=True)
-    if state.cold is not None:
-        typer.echo(_cold_line(directory or default_directory(), Path(state.cold)), err=True)
-    if state.secured:
-        typer.echo(_security_line(directory or default_directory()), err=True)
+    cold = None if state.cold is None else Path(state.cold)
+    _say_more(directory or default_directory(), cold, secured=state.secured)
     killed = [name for name, words in conditions.items() if words.startswith("killed")]
     _check_listening(state, killed, "" if directory is None else f" --dir {shlex.quote(str(directory))}")
 
@@ -292,9 +284,13 @@ def _cold_line(directory: Path, files: Path) -> str:
     return f"cold storage in {files.absolute()}; for programs that write: DLSPARK_CONF={conf}"
 
 
-def _security_line(directory: Path) -> str:
-    place = directory.absolute() / SECURITY_FOLDER
-    return f"secured; for programs: export DLSPARK_SECURITY={shlex.quote(str(place / 'client'))}"
+def _say_more(directory: Path, cold: Path | None, *, secured: bool) -> None:
+    """Say what a program has to set besides the URI."""
+    if cold is not None:
+        typer.echo(_cold_line(directory, cold), err=True)
+    if secured:
+        place = directory.absolute() / SECURITY_FOLDER / "client"
+        typer.echo(f"secured; for programs: export DLSPARK_SECURITY={shlex.quote(str(place))}", err=True)
 
 
 def _listens(address: str) -> bool:

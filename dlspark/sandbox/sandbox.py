@@ -14,20 +14,20 @@ import atexit
 import contextlib
 import fcntl
 import os
-import random
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
+from dlspark.sandbox.beginning import LEDGERS_PATH, initialise
 from dlspark.sandbox.mover import SandboxMover
+from dlspark.sandbox.ports import free_ports, region_place
 from dlspark.sandbox.processes import (
     START_TIMEOUT_S,
     SandboxError,
@@ -43,8 +43,6 @@ from dlspark.sandbox.state import (
     DEFAULT_NODES,
     DEFAULT_NODES_A_REGION,
     DEFAULT_ROUND_TRIP_MS,
-    NAMESPACE_PATH,
-    RegionPlace,
     SandboxState,
 )
 from metadata.foundation import processes, socks
@@ -56,10 +54,7 @@ from metadata.zookeeper.embedded import TICK_MS, EmbeddedZooKeeper
 
 if TYPE_CHECKING:
     from dlspark.sandbox.security import SandboxSecurity
-    from metadata.security.settings import SecuritySettings
-    from metadata.store import MetadataStore
 
-LEDGERS_PATH = "/ledgers"
 COPIES = 3
 """How many nodes a ledger has where settings say nothing else. With fewer nodes than that the namespace says less."""
 ACKNOWLEDGED = 2
@@ -67,9 +62,6 @@ ACKNOWLEDGED = 2
 MAX_REGIONS = 9
 _PORTS_A_REGION = 4
 _LOCK_FILE = "sandbox.lock"
-# Below the range from which systems hand out ports for outgoing connections: a node that is down for a while must
-# find its port free again, and a client that dials it meanwhile must not end up connected to itself.
-_PORTS = range(20_000, 32_000)
 
 
 class Sandbox(OpenedHere):
@@ -456,7 +448,7 @@ class Sandbox(OpenedHere):
         count = self._nodes_wanted + 2 * wanted + 3 + _PORTS_A_REGION * self._regions_wanted
         # Regions have addresses of their own: there a port must be free at all of them.
         at = "0.0.0.0" if self._regions_wanted else "127.0.0.1"  # nosec B104  # bound to find a free port, never listened on
-        free = _free_ports(count, {*known, reader or 0, reader_grpc or 0}, at)
+        free = free_ports(count, {*known, reader or 0, reader_grpc or 0}, at)
 
         def filled_up(ports: tuple[int, ...], to: int) -> tuple[int, ...]:
             return (*ports, *(free.pop() for _ in range(to - len(ports))))
@@ -472,7 +464,7 @@ class Sandbox(OpenedHere):
             filled_up(has.proxy_grpc_ports, wanted),
             reader_grpc or (free.pop() if wanted else None),
             None if self._cold_wanted is None else str(self._cold_wanted),
-            has.regions or tuple(_region_place(n, free) for n in range(1, self._regions_wanted + 1)),
+            has.regions or tuple(region_place(n, free) for n in range(1, self._regions_wanted + 1)),
             self._round_trip_ms if self._regions_wanted else 0.0,
             secured=self._secure,
         )
@@ -576,47 +568,6 @@ def _secured(directory: Path) -> SandboxSecurity:
     return security
 
 
-async def initialise(
-    servers: str, quorums: tuple[int, int, int] | None = None, security: SecuritySettings | None = None
-) -> None:
-    """Format the BookKeeper tree and bind the namespace; both are left alone where they exist, but for `quorums`: the
-    ensemble size, write quorum and ack quorum of writers whose settings do not say others. `security`: who does it,
-    where ZooKeeper is secured."""
-    from metadata.bookkeeper.ledgers import LedgerStore
-    from metadata.distributedlog.bindings import Binding
-    from metadata.distributedlog.namespaces import NamespaceStore, NotBoundError
-    from metadata.security.settings import SecuritySettings
-    from metadata.zookeeper.securing import open_session
-
-    store = await open_session(servers, security or SecuritySettings())
-    try:
-        await LedgerStore(store, LEDGERS_PATH).format()
-        namespace = NamespaceStore(store, NAMESPACE_PATH)
-        try:
-            bound = await namespace.resolve()
-        except NotBoundError:
-            await namespace.bind(replace(Binding.for_cluster(servers, LEDGERS_PATH), quorums=quorums))
-        else:
-            if bound.quorums != quorums:
-                await namespace.update(lambda binding: replace(binding, quorums=quorums))
-        if security is not None:
-            await _first_rule(store)
-    finally:
-        await store.close()
-
-
-async def _first_rule(store: MetadataStore) -> None:
-    """Let clients do with logs what they may without a proxy, unless there are rules, or were."""
-    from metadata.distributedlog.rights_store import RIGHTS, RightsStore
-    from metadata.security.rights import LogPattern, Rule, Subject, Verb
-
-    if await store.exists(f"{NAMESPACE_PATH}/{RIGHTS}") is not None:
-        return
-    verbs = frozenset(Verb) - {Verb.ADMINISTER}
-    rule = Rule(True, Subject.parse("role:client"), verbs, LogPattern.parse("*"))
-    await RightsStore(store, NAMESPACE_PATH).change(add=[rule])
-
-
 def _bookie_conf(directory: Path, host: str, port: int, zookeeper: str, more: Mapping[str, object]) -> str:
     import javaproperties
 
@@ -632,27 +583,3 @@ def _bookie_conf(directory: Path, host: str, port: int, zookeeper: str, more: Ma
         **more,
     }
     return javaproperties.dumps({key: str(value) for key, value in settings.items()}, timestamp=None)
-
-
-def _region_place(number: int, free: list[int]) -> RegionPlace:
-    return RegionPlace(f"r{number}", f"127.0.{number}.1", free.pop(), free.pop(), free.pop(), free.pop())
-
-
-def _free_ports(count: int, avoid: set[int], host: str) -> list[int]:
-    """Return `count` ports that are free now; all are held open until the last is chosen, so that they differ."""
-    with contextlib.ExitStack() as held:
-        return list(_bound_ports(count, avoid, host, held))
-
-
-def _bound_ports(count: int, avoid: set[int], host: str, held: contextlib.ExitStack) -> Iterator[int]:
-    candidates = [port for port in _PORTS if port not in avoid]
-    random.shuffle(candidates)
-    while count > 0:
-        if not candidates:
-            raise SandboxError(f"no free port between {_PORTS.start} and {_PORTS.stop - 1}")
-        probe = held.enter_context(socket.socket())
-        with contextlib.suppress(OSError):
-            port = candidates.pop()
-            probe.bind((host, port))
-            count -= 1
-            yield port

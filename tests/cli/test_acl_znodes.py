@@ -14,7 +14,7 @@ from helpers.keeper_identities import KeeperAuthority
 from typer.testing import CliRunner
 
 from dlspark.cli.main import app
-from dlspark.sandbox.sandbox import initialise
+from dlspark.sandbox.beginning import initialise
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.namespaces import NamespaceStore
