@@ -34,6 +34,10 @@ DirectoryOption = Annotated[
     typer.Option("--dir", help="Where the sandbox keeps its data, across restarts; ~/.dlspark/sandbox if not said."),
 ]
 
+SecureOption = Annotated[
+    bool, typer.Option("--secure", help="TLS on every connection; who is to enter needs a folder with a certificate.")
+]
+
 
 def start(
     directory: DirectoryOption = None,
@@ -67,10 +71,7 @@ def start(
         str | None,
         typer.Option(help="Round trip between two regions.", metavar="TIME", show_default=_USUAL_RTT),
     ] = None,
-    secure: Annotated[
-        bool,
-        typer.Option("--secure", help="TLS on every connection; who is to enter needs a folder with a certificate."),
-    ] = False,
+    secure: SecureOption = False,
 ) -> None:
     """Start ZooKeeper and the storage nodes and print the namespace's URI. While it runs (in the default directory), it
     is the namespace where no other is given."""
