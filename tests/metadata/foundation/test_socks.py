@@ -39,7 +39,8 @@ def test_who_reaches_no_server_is_told_by_which_way_it_goes() -> None:
     assert "dlspark sandbox region heal r2" in in_region
 
 
-@pytest.mark.parametrize("text", ["1080", "host", "socks5://host:1080", "host:99999"])
+@pytest.mark.parametrize("text", ["1080", "machine", "socks5://me:password@host:1080", "host:99999"])
 def test_a_text_that_is_no_proxy_is_refused_rather_than_ignored(text: str) -> None:
-    with pytest.raises(CallerError, match="DLSPARK_SOCKS="):
+    with pytest.raises(CallerError, match="what DLSPARK_SOCKS says is not the address") as refused:
         socks_proxy({"DLSPARK_SOCKS": text})
+    assert text not in str(refused.value), "it may hold a password"
