@@ -1,0 +1,138 @@
+"""A secured sandbox: who has a certificate of it enters, by itself and through proxies, and nobody else does."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from helpers.waiting import wait_until
+
+from dlspark.core.sync.namespace import Namespace
+from dlspark.errors import MetadataUnavailableError, RequestDeniedError
+from dlspark.sandbox.processes import child_environment
+from dlspark.sandbox.sandbox import Sandbox
+from dlspark.sandbox.state import SandboxState
+from dlspark.serving.client.sync import Client
+from metadata.foundation.errors import CallerError
+from metadata.security.settings import VARIABLE
+from metadata.zookeeper.client import ZooKeeperStore
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    directory = tmp_path_factory.mktemp("secured")
+    with Sandbox(directory / "sandbox", nodes=3, proxies=1, cold=directory / "cold", secure=True) as running:
+        yield running
+
+
+def dlspark(*arguments: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dlspark.cli", *arguments],
+        env=child_environment() | dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_client_writes_and_reads_by_the_settings_that_it_is_told(secured: Sandbox) -> None:
+    with Namespace.open(secured.uri, secured.settings) as namespace:
+        namespace.create_log("direct")
+        with namespace.open_log("direct") as log, log.open_writer() as writer:
+            writer.write(1, b"hidden on its way").result(60)
+        with namespace.open_log("direct") as log, log.open_reader() as reader:
+            assert [record.payload for record in reader.read_bulk(1)] == [b"hidden on its way"]
+
+
+def test_who_has_no_certificate_of_it_gets_nowhere(secured: Sandbox, tmp_path: Path) -> None:
+    with Sandbox(tmp_path / "other", nodes=1, secure=True) as other:
+        foreign = other.security.settings("operator")
+        with pytest.raises(MetadataUnavailableError, match="TLS"):
+            Namespace.open(secured.uri, foreign)
+
+
+async def test_nobody_enters_in_plain(secured: Sandbox) -> None:
+    with pytest.raises(MetadataUnavailableError):
+        await ZooKeeperStore.connect(secured.zookeeper_address, connect_timeout_ms=1_000)
+
+
+def test_a_client_may_work_through_proxies_until_it_is_denied(
+    secured: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(secured.security.client_folder))
+    proxy = secured.proxies.write_addresses[0]
+    with Client.connect(proxy) as client:
+        client.create("served")
+        with client.producer("served") as producer:
+            producer.write(b"allowed")
+    as_operator = {VARIABLE: str(secured.security.operator_folder)}
+    denied = dlspark(
+        "acl", "add", "deny", "role:client", "write", "served", "--uri", secured.uri, environment=as_operator
+    )
+    assert denied.returncode == 0, denied.stderr
+    asked = dlspark(
+        "acl", "check", "client", "write", "served", "--role", "client", "--uri", secured.uri, environment=as_operator
+    )
+    assert asked.returncode == 3
+    assert "deny role:client write served" in asked.stdout
+    with Client.connect(proxy) as client:
+
+        def refused() -> bool:
+            try:
+                client.write("served", b"not any more")
+            except RequestDeniedError:
+                return True
+            return False
+
+        wait_until(refused)  # rules reach all proxies within 10 s
+
+
+def test_commands_that_ask_proxies_show_what_the_caller_is(secured: Sandbox) -> None:
+    listed = dlspark(
+        "proxy", "list", "--output", "json", "--uri", secured.uri,
+        environment={VARIABLE: str(secured.security.operator_folder)},
+    )  # fmt: skip
+    assert listed.returncode == 0, listed.stderr
+    assert [proxy.get("error") for proxy in json.loads(listed.stdout)["proxies"]] == [None, None]
+
+
+def test_keys_are_for_their_owner_alone_and_in_no_command_line(secured: Sandbox) -> None:
+    folder = secured.security.client_folder
+    assert stat.S_IMODE(os.stat(secured.directory / "security").st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(folder / "key.pem").st_mode) == 0o600
+    secret = (folder / "zookeeper.secret").read_text().strip()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            said = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        except OSError:
+            continue  # ended meanwhile, or another user's
+        assert secret.encode() not in said
+
+
+def test_a_directory_keeps_to_it(tmp_path: Path) -> None:
+    with Sandbox(tmp_path / "s", nodes=1, secure=True) as first:
+        authority = (first.security.client_folder / "authorities.pem").read_bytes()
+        with Namespace.open(first.uri, first.settings) as namespace:
+            namespace.create_log("kept")
+    with pytest.raises(CallerError, match="with security"):
+        Sandbox(tmp_path / "s", nodes=1).start()
+    with Sandbox(tmp_path / "s", nodes=1, secure=True) as second:
+        assert (second.security.client_folder / "authorities.pem").read_bytes() == authority
+        with Namespace.open(second.uri, second.settings) as namespace:
+            assert namespace.logs() == ["kept"]
+    kept = SandboxState.load(tmp_path / "s")
+    assert kept is not None
+    assert kept.secured
+
+
+def test_regions_and_security_are_not_both_to_be_had(tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="not secured"):
+        Sandbox(tmp_path / "s", regions=3, secure=True)
