@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from dlspark.core.runtime import new_event_loop
-from dlspark.sandbox.sandbox import LEDGERS_PATH, Sandbox
+from dlspark.sandbox.beginning import LEDGERS_PATH
+from dlspark.sandbox.sandbox import Sandbox
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.zookeeper.client import ZooKeeperStore

@@ -36,7 +36,7 @@ from benchmarks.storage import (
     finish,
     new_writer,
 )
-from dlspark.sandbox.sandbox import LEDGERS_PATH
+from dlspark.sandbox.beginning import LEDGERS_PATH
 from storage_node.client.client import LedgerClient
 from storage_node.client.reader import LedgerReader
 from storage_node.protocol.frames import Buffer

@@ -46,6 +46,7 @@ from dlspark.cli import (
     scram,
     sinks,
     tls,
+    tokens,
 )
 from dlspark.version import __version__
 from metadata.foundation.errors import CallerError, DistributedLogError
@@ -380,6 +381,11 @@ for name, command in (
 ):
     tls_app.command(name)(plain_errors(command))
 app.add_typer(tls_app, name="tls")
+
+token_app = typer.Typer(help="Bearer tokens of one's own, for clients of proxies.", no_args_is_help=True)
+for name, command in (("key", tokens.key), ("issue", tokens.issue)):
+    token_app.command(name)(plain_errors(command))
+app.add_typer(token_app, name="token")
 
 scram_app = typer.Typer(help="Users of storage nodes that come by SCRAM.", no_args_is_help=True)
 for name, command in (("set", scram.set_user), ("remove", scram.remove_user), ("list", scram.list_users)):

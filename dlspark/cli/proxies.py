@@ -399,13 +399,21 @@ async def write_tier(at: At) -> AsyncIterator[tuple[AsyncNamespace, ProxyPeers, 
     """
     from dlspark.serving.process.membership import WRITE_PROXIES, read_members
     from dlspark.serving.process.peers import ProxyPeers
+    from dlspark.serving.security.credentials import client_credentials
+    from metadata.security.settings import SecurityMode
     from metadata.store import join
     from storage_node.transport.tcp import TcpNetwork
 
-    peers = ProxyPeers(TcpNetwork())
     async with at.open() as namespace:
+        members = await read_members(namespace.store, join(namespace.uri.path, WRITE_PROXIES))
+        credentials = client_credentials(namespace.settings.client_settings().security)
+        # In the midst of a rolling change some proxies do not speak TLS yet: each says so where it is announced.
+        plain = {str(member.endpoint) for member in members if not member.secured}
+        optional = namespace.settings.security == SecurityMode.OPTIONAL.value
+        peers = ProxyPeers(
+            TcpNetwork(), credentials_for=lambda address: None if optional and address in plain else credentials
+        )
         try:
-            members = await read_members(namespace.store, join(namespace.uri.path, WRITE_PROXIES))
             yield namespace, peers, members
         finally:
             await peers.close()

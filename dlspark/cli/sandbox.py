@@ -19,6 +19,7 @@ from dlspark.sandbox.state import (
     DEFAULT_NODES,
     DEFAULT_NODES_A_REGION,
     DEFAULT_ROUND_TRIP_MS,
+    SECURITY_FOLDER,
     RegionPlace,
     SandboxState,
     default_directory,
@@ -31,6 +32,10 @@ _USUAL_RTT = f"{DEFAULT_ROUND_TRIP_MS:g}ms"
 DirectoryOption = Annotated[
     Path | None,
     typer.Option("--dir", help="Where the sandbox keeps its data, across restarts; ~/.dlspark/sandbox if not said."),
+]
+
+SecureOption = Annotated[
+    bool, typer.Option("--secure", help="TLS on every connection; who is to enter needs a folder with a certificate.")
 ]
 
 
@@ -66,6 +71,7 @@ def start(
         str | None,
         typer.Option(help="Round trip between two regions.", metavar="TIME", show_default=_USUAL_RTT),
     ] = None,
+    secure: SecureOption = False,
 ) -> None:
     """Start ZooKeeper and the storage nodes and print the namespace's URI. While it runs (in the default directory), it
     is the namespace where no other is given."""
@@ -77,9 +83,8 @@ def start(
     rtt = rtt or _USUAL_RTT
     round_trip_ms = parse_round_trip_ms(rtt)
     if detach:
-        typer.echo(_start_detached(directory, nodes, port, auto_recovery, proxies, cold, regions, rtt))
-        if cold is not None:
-            typer.echo(_cold_line(directory, cold), err=True)
+        typer.echo(_start_detached(directory, nodes, port, auto_recovery, proxies, cold, regions, rtt, secure))
+        _say_more(directory, cold, secured=secure)
         return
     # SIGTERM ends the sandbox in order, like Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
@@ -92,12 +97,12 @@ def start(
         cold=cold,
         regions=regions,
         round_trip_ms=round_trip_ms,
+        secure=secure,
     ) as sandbox:
         if regions:
             sandbox.take_commands()
         typer.echo(sandbox.uri)
-        if cold is not None:
-            typer.echo(_cold_line(directory, cold), err=True)
+        _say_more(directory, cold, secured=secure)
         sys.stdout.flush()
         try:
             signal.pause()
@@ -149,8 +154,8 @@ def status(directory: DirectoryOption = None) -> None:
         typer.echo(f"storage {'node on port' if len(state.node_ports) == 1 else 'nodes on ports'} {ports}", err=True)
         for line in _proxy_lines(state, None):
             typer.echo(line, err=True)
-    if state.cold is not None:
-        typer.echo(_cold_line(directory or default_directory(), Path(state.cold)), err=True)
+    cold = None if state.cold is None else Path(state.cold)
+    _say_more(directory or default_directory(), cold, secured=state.secured)
     killed = [name for name, words in conditions.items() if words.startswith("killed")]
     _check_listening(state, killed, "" if directory is None else f" --dir {shlex.quote(str(directory))}")
 
@@ -280,6 +285,15 @@ def _cold_line(directory: Path, files: Path) -> str:
     return f"cold storage in {files.absolute()}; for programs that write: DLSPARK_CONF={conf}"
 
 
+def _say_more(directory: Path, cold: Path | None, *, secured: bool) -> None:
+    """Say what a program has to set besides the URI."""
+    if cold is not None:
+        typer.echo(_cold_line(directory, cold), err=True)
+    if secured:
+        place = directory.absolute() / SECURITY_FOLDER / "client"
+        typer.echo(f"secured; for programs: export DLSPARK_SECURITY={shlex.quote(str(place))}", err=True)
+
+
 def _listens(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
@@ -305,6 +319,7 @@ def _start_detached(
     cold: Path | None,
     regions: int,
     rtt: str,
+    secure: bool,
 ) -> str:
     """Run `sandbox start` in a session of its own and wait for the URI it prints."""
     import subprocess
@@ -319,6 +334,7 @@ def _start_detached(
     arguments += ["--regions", str(regions), "--rtt", rtt] if regions else []
     arguments += ["--auto-recovery"] if auto_recovery else []
     arguments += ["--proxies", str(proxies)] if proxies else []
+    arguments += ["--secure"] if secure else []
     arguments += ["--cold", str(cold.absolute())] if cold is not None else []
     running = SandboxState.load(directory)
     if running is not None and running.running():

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dlspark.sandbox.processes import (
     START_TIMEOUT_S,
@@ -25,6 +25,9 @@ from dlspark.sandbox.processes import (
 )
 from metadata.foundation.private_files import DIRECTORY_MODE, make_private_directory
 from metadata.foundation.processes import ending_with_parent
+
+if TYPE_CHECKING:
+    from dlspark.sandbox.security import SandboxSecurity
 
 CONF: Final = "cold.conf"
 FRESHNESS_S: Final = 10
@@ -60,14 +63,23 @@ class SandboxMover:
         uri: the namespace's.
         files: the folder for files.
         spawner: the thread that starts all processes of the sandbox.
+        security: the identities of a secured sandbox: the mover is one of its nodes.
     """
 
-    def __init__(self, directory: Path, uri: str, files: Path, spawner: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        uri: str,
+        files: Path,
+        spawner: ThreadPoolExecutor,
+        security: SandboxSecurity | None = None,
+    ) -> None:
         self.files = files
         self.conf = write_conf(directory, files)
         self._folder = directory / _FOLDER
         self._uri = uri
         self._spawner = spawner
+        self._environment = {} if security is None else security.environment("node")
         self._process: subprocess.Popen[bytes] | None = None
         self._log_begin = 0
 
@@ -109,7 +121,7 @@ class SandboxMover:
                 stderr=log,
                 start_new_session=True,
                 cwd=self._folder,
-                env=child_environment(),
+                env={**child_environment(), **self._environment},
             )
 
     def kill(self) -> None:

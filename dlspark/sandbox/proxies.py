@@ -15,7 +15,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dlspark.sandbox.processes import (
     START_TIMEOUT_S,
@@ -30,6 +30,9 @@ from dlspark.sandbox.state import ProxyPlace, SandboxState
 from metadata.foundation.errors import CallerError
 from metadata.foundation.private_files import make_private_directory
 from metadata.foundation.processes import ending_with_parent
+
+if TYPE_CHECKING:
+    from dlspark.sandbox.security import SandboxSecurity
 
 SESSION_S: Final = 4
 """How long a killed write proxy keeps its logs."""
@@ -49,10 +52,13 @@ class SandboxProxies:
         spawner: ThreadPoolExecutor,
         conf: Path | None = None,
         regions: SandboxRegions | None = None,
+        security: SandboxSecurity | None = None,
     ) -> None:
         """Start nothing yet; `spawner` is the thread that starts all processes of the sandbox, `conf` the file of the
-        namespace's settings, if it has one, `regions` what it has of them."""
+        namespace's settings, if it has one, `regions` what it has of them, `security` the identities of a secured
+        one."""
         self._conf = conf
+        self._security = {} if security is None else security.settings("proxy")
         self._regions = regions
         self._directory = directory
         readers = {READER - number: place for number, place in enumerate(state.read_proxies)}
@@ -175,7 +181,7 @@ class SandboxProxies:
                 "zkSessionTimeoutSeconds": SESSION_S,
             }
             module = "dlspark.serving.write_proxy"
-        settings = [f"--set={key}={value}" for key, value in values.items()]
+        settings = [f"--set={key}={value}" for key, value in {**values, **self._security}.items()]
         return [sys.executable, "-m", module, f"--uri={self._uri}", *settings]
 
     def _environment(self, index: int) -> dict[str, str]:

@@ -14,20 +14,20 @@ import atexit
 import contextlib
 import fcntl
 import os
-import random
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
+from dlspark.sandbox.beginning import LEDGERS_PATH, initialise
 from dlspark.sandbox.mover import SandboxMover
+from dlspark.sandbox.ports import free_ports, region_place
 from dlspark.sandbox.processes import (
     START_TIMEOUT_S,
     SandboxError,
@@ -43,8 +43,6 @@ from dlspark.sandbox.state import (
     DEFAULT_NODES,
     DEFAULT_NODES_A_REGION,
     DEFAULT_ROUND_TRIP_MS,
-    NAMESPACE_PATH,
-    RegionPlace,
     SandboxState,
 )
 from metadata.foundation import processes, socks
@@ -54,7 +52,9 @@ from metadata.foundation.private_files import DIRECTORY_MODE, make_private_direc
 from metadata.foundation.processes import ending_with_parent
 from metadata.zookeeper.embedded import TICK_MS, EmbeddedZooKeeper
 
-LEDGERS_PATH = "/ledgers"
+if TYPE_CHECKING:
+    from dlspark.sandbox.security import SandboxSecurity
+
 COPIES = 3
 """How many nodes a ledger has where settings say nothing else. With fewer nodes than that the namespace says less."""
 ACKNOWLEDGED = 2
@@ -62,9 +62,6 @@ ACKNOWLEDGED = 2
 MAX_REGIONS = 9
 _PORTS_A_REGION = 4
 _LOCK_FILE = "sandbox.lock"
-# Below the range from which systems hand out ports for outgoing connections: a node that is down for a while must
-# find its port free again, and a client that dials it meanwhile must not end up connected to itself.
-_PORTS = range(20_000, 32_000)
 
 
 class Sandbox(OpenedHere):
@@ -86,6 +83,8 @@ class Sandbox(OpenedHere):
         regions: how many regions there are, each with `nodes` storage nodes (2 if not said) and one of ZooKeeper's
             servers; 0: none, all is in one place. See `regions`. A directory keeps their number.
         round_trip_ms: between any two regions.
+        secure: TLS on every connection, and rights: `security` has the folders that prove who one is, `settings` what
+            programs set. A directory keeps to it.
 
     Raises:
         CallerError: there cannot be so many nodes, proxies or regions.
@@ -104,7 +103,13 @@ class Sandbox(OpenedHere):
         cold: str | Path | None = None,
         regions: int = 0,
         round_trip_ms: float = DEFAULT_ROUND_TRIP_MS,
+        secure: bool = False,
     ) -> None:
+        if regions and secure:
+            raise CallerError(
+                "a sandbox with regions is not secured: nothing was started",
+                advice="Leave one of the two out. Regions of machines are secured as any cluster: docs/security.md",
+            )
         if regions and not 3 <= regions <= MAX_REGIONS:
             raise CallerError(
                 f"a sandbox cannot have {regions} regions: most of ZooKeeper's voters must run when one is lost",
@@ -139,6 +144,8 @@ class Sandbox(OpenedHere):
         recovering = {"autoRecoveryDaemonEnabled": "true"} if auto_recovery else {}
         self._node_settings: dict[str, object] = {**recovering, **(node_settings or {})}
         self._tick_ms = zookeeper_tick_ms
+        self._secure = secure
+        self._security: SandboxSecurity | None = None
         self._zookeeper: EmbeddedZooKeeper | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._spawner: ThreadPoolExecutor | None = None
@@ -198,10 +205,19 @@ class Sandbox(OpenedHere):
         return self._mover
 
     @property
+    def security(self) -> SandboxSecurity:
+        """Its identity folders. Raises CallerError where it is not secured."""
+        if self._security is None:
+            raise CallerError("the sandbox is not secured", advice="Start it with secure=True, or --secure")
+        return self._security
+
+    @property
     def settings(self) -> Mapping[str, str]:
-        """Settings for programs that open its namespace: those of its cold storage and its regions; none without."""
+        """Settings for programs that open its namespace: those of its cold storage, its regions and its security, as a
+        client; none without."""
         cold = self._mover.settings if self._mover is not None else {}
-        return {**cold, **(self._regions.settings if self._regions is not None else {})}
+        regions = self._regions.settings if self._regions is not None else {}
+        return {**cold, **regions, **(self._security.settings("client") if self._security is not None else {})}
 
     @property
     def regions(self) -> SandboxRegions:
@@ -273,6 +289,8 @@ class Sandbox(OpenedHere):
             self._state = self._claim()
             # Before any node starts: its address is its identity, so the ports must be kept even if the start fails.
             self._state.save(self.directory)
+            if self._secure:
+                self._security = _secured(self.directory)
             self.start_zookeeper()
             self._initialise_metadata()
             for index in range(self.node_count):
@@ -280,11 +298,15 @@ class Sandbox(OpenedHere):
             for index in range(self.node_count):
                 self._await_ready(index)
             if self._cold_wanted is not None:
-                self._mover = SandboxMover(self.directory, self.uri, self._cold_wanted, self._spawner_thread())
+                self._mover = SandboxMover(
+                    self.directory, self.uri, self._cold_wanted, self._spawner_thread(), self._security
+                )
                 self._mover.start()
             if self._proxies_wanted:
                 conf = self._mover.conf if self._mover is not None else None
-                self._proxies = SandboxProxies(self.directory, self.state, self._spawner_thread(), conf, self._regions)
+                self._proxies = SandboxProxies(
+                    self.directory, self.state, self._spawner_thread(), conf, self._regions, self._security
+                )
                 self._proxies.start()
         except OSError as error:
             self.stop()
@@ -367,7 +389,8 @@ class Sandbox(OpenedHere):
                 self._regions.start()
         elif self._zookeeper is None:
             directory, port = self.directory / "zookeeper", self.state.zookeeper_port
-            zookeeper = EmbeddedZooKeeper(directory, port=port, tick_ms=self._tick_ms)
+            security = self._security.zookeeper() if self._security is not None else None
+            zookeeper = EmbeddedZooKeeper(directory, port=port, tick_ms=self._tick_ms, security=security)
             zookeeper.start()
             self._zookeeper = zookeeper
 
@@ -410,6 +433,12 @@ class Sandbox(OpenedHere):
                 advice=f"Start it {f'with --regions {len(kept.regions)}' if kept.regions else 'without any'}, or name "
                 "another directory",
             )
+        if kept is not None and kept.secured != self._secure:
+            raise CallerError(
+                f"the sandbox in {self.directory} was made {'with' if kept.secured else 'without'} security, and keeps "
+                "to it; it was not started",
+                advice=f"Start it {'with' if kept.secured else 'without'} --secure, or name another directory",
+            )
         # Ports that a former start had stay: a node's address is in the metadata of its ledgers.
         has = kept or SandboxState(self._port_wanted, ())
         wanted, reader, reader_grpc = self._proxies_wanted, has.read_proxy_port, has.read_proxy_grpc_port
@@ -419,7 +448,7 @@ class Sandbox(OpenedHere):
         count = self._nodes_wanted + 2 * wanted + 3 + _PORTS_A_REGION * self._regions_wanted
         # Regions have addresses of their own: there a port must be free at all of them.
         at = "0.0.0.0" if self._regions_wanted else "127.0.0.1"  # nosec B104  # bound to find a free port, never listened on
-        free = _free_ports(count, {*known, reader or 0, reader_grpc or 0}, at)
+        free = free_ports(count, {*known, reader or 0, reader_grpc or 0}, at)
 
         def filled_up(ports: tuple[int, ...], to: int) -> tuple[int, ...]:
             return (*ports, *(free.pop() for _ in range(to - len(ports))))
@@ -435,8 +464,9 @@ class Sandbox(OpenedHere):
             filled_up(has.proxy_grpc_ports, wanted),
             reader_grpc or (free.pop() if wanted else None),
             None if self._cold_wanted is None else str(self._cold_wanted),
-            has.regions or tuple(_region_place(n, free) for n in range(1, self._regions_wanted + 1)),
+            has.regions or tuple(region_place(n, free) for n in range(1, self._regions_wanted + 1)),
             self._round_trip_ms if self._regions_wanted else 0.0,
+            secured=self._secure,
         )
 
     def _initialise_metadata(self) -> None:
@@ -444,7 +474,8 @@ class Sandbox(OpenedHere):
 
         copies = min(COPIES, self.node_count)
         quorums = None if copies == COPIES else (copies, copies, min(copies, ACKNOWLEDGED))
-        Runtime.shared().run(initialise(self.zookeeper_address, quorums))
+        security = None if self._security is None else self._security.operator()
+        Runtime.shared().run(initialise(self.zookeeper_address, quorums, security))
 
     def _configure(self, index: int) -> Path:
         """Write a node's configuration; returns its file."""
@@ -454,7 +485,8 @@ class Sandbox(OpenedHere):
         port = self.state.node_ports[index]
         place = self.state.node_region(index)
         host, spread = ("127.0.0.1", {}) if place is None else (place.host, self.regions.node_settings(place.name))
-        settings = {**spread, **self._node_settings}
+        security = {} if self._security is None else self._security.settings("node")
+        settings = {**spread, **security, **self._node_settings}
         conf.write_text(_bookie_conf(directory, host, port, self.zookeeper_address, settings))
         return conf
 
@@ -528,28 +560,12 @@ def _already_running_error(directory: Path, kept: SandboxState | None) -> Caller
     )
 
 
-async def initialise(servers: str, quorums: tuple[int, int, int] | None = None) -> None:
-    """Format the BookKeeper tree and bind the namespace; both are left alone where they exist, but for `quorums`: the
-    ensemble size, write quorum and ack quorum of writers whose settings do not say others."""
-    from metadata.bookkeeper.ledgers import LedgerStore
-    from metadata.distributedlog.bindings import Binding
-    from metadata.distributedlog.namespaces import NamespaceStore, NotBoundError
-    from metadata.security.settings import SecuritySettings
-    from metadata.zookeeper.securing import open_session
+def _secured(directory: Path) -> SandboxSecurity:
+    from dlspark.sandbox.security import SandboxSecurity
 
-    store = await open_session(servers, SecuritySettings())
-    try:
-        await LedgerStore(store, LEDGERS_PATH).format()
-        namespace = NamespaceStore(store, NAMESPACE_PATH)
-        try:
-            bound = await namespace.resolve()
-        except NotBoundError:
-            await namespace.bind(replace(Binding.for_cluster(servers, LEDGERS_PATH), quorums=quorums))
-        else:
-            if bound.quorums != quorums:
-                await namespace.update(lambda binding: replace(binding, quorums=quorums))
-    finally:
-        await store.close()
+    security = SandboxSecurity(directory)
+    security.prepare()
+    return security
 
 
 def _bookie_conf(directory: Path, host: str, port: int, zookeeper: str, more: Mapping[str, object]) -> str:
@@ -567,27 +583,3 @@ def _bookie_conf(directory: Path, host: str, port: int, zookeeper: str, more: Ma
         **more,
     }
     return javaproperties.dumps({key: str(value) for key, value in settings.items()}, timestamp=None)
-
-
-def _region_place(number: int, free: list[int]) -> RegionPlace:
-    return RegionPlace(f"r{number}", f"127.0.{number}.1", free.pop(), free.pop(), free.pop(), free.pop())
-
-
-def _free_ports(count: int, avoid: set[int], host: str) -> list[int]:
-    """Return `count` ports that are free now; all are held open until the last is chosen, so that they differ."""
-    with contextlib.ExitStack() as held:
-        return list(_bound_ports(count, avoid, host, held))
-
-
-def _bound_ports(count: int, avoid: set[int], host: str, held: contextlib.ExitStack) -> Iterator[int]:
-    candidates = [port for port in _PORTS if port not in avoid]
-    random.shuffle(candidates)
-    while count > 0:
-        if not candidates:
-            raise SandboxError(f"no free port between {_PORTS.start} and {_PORTS.stop - 1}")
-        probe = held.enter_context(socket.socket())
-        with contextlib.suppress(OSError):
-            port = candidates.pop()
-            probe.bind((host, port))
-            count -= 1
-            yield port

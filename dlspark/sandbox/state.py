@@ -23,6 +23,8 @@ DEFAULT_NODES = 4
 DEFAULT_NODES_A_REGION = 2
 DEFAULT_ROUND_TRIP_MS = 20.0
 MOST_VOTERS = 5
+SECURITY_FOLDER = "security"
+"""Below a secured sandbox's directory: its authority and identity folders."""
 _STATE_FILE = "sandbox.json"
 
 
@@ -105,6 +107,8 @@ class SandboxState:
     """Between any two regions."""
     control_port: int | None = None
     """Where the process takes commands about regions, while it does."""
+    secured: bool = False
+    """All connections are by TLS, and both ends prove who they are."""
 
     @property
     def uri(self) -> str:
@@ -173,6 +177,7 @@ class SandboxState:
                 tuple(RegionPlace(**place) for place in raw.get("regions", ())),
                 float(raw.get("round_trip_ms", 0.0)),
                 None if raw.get("control_port") is None else int(raw["control_port"]),
+                bool(raw.get("secured", False)),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CallerError(

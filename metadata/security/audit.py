@@ -520,13 +520,12 @@ class RotatedFile:
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
-        names = [self._path, *(Path(f"{self._path}.{number}") for number in range(1, self._files))]
-        # The oldest first: each name is free when it is needed, and only the oldest file is ever replaced.
+        names = [self._path]
+        while len(names) < self._files and names[-1].exists():
+            names.append(Path(f"{self._path}.{len(names)}"))
+        # The oldest first, up to the first number that is free: only the oldest file of all is ever replaced.
         for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
-            try:
-                os.replace(newer, older)
-            except FileNotFoundError:
-                continue
+            os.replace(newer, older)
 
     def close(self) -> None:
         """Close the file, and let another process write it. Idempotent."""

@@ -38,7 +38,9 @@ from metadata.security.principals import Principal
 from metadata.security.restrictions import UNRESTRICTED, Restrictions
 
 MAX_NAME_CHARS: Final = 255
-"""Of a pattern, a principal and a role."""
+"""Of a principal and a role."""
+MAX_LOG_CHARS: Final = 1024
+"""Of a pattern: proxies take names of logs of so many bytes. What is decided on longer ones is not remembered."""
 MAX_RULES: Final = 10_000
 MAX_RULES_BYTES: Final = 900_000
 """Of all rules as they are stored: a request to ZooKeeper has 1 MB at most."""
@@ -142,7 +144,7 @@ class LogPattern:
     def __post_init__(self) -> None:
         """Check the text. Raises InvalidRuleError."""
         if self.text or not self.prefix:
-            _check_name(self.text, "log")
+            _check_name(self.text, "log", MAX_LOG_CHARS)
 
     @classmethod
     def parse(cls, text: str) -> LogPattern:
@@ -177,11 +179,11 @@ class LogPattern:
         return log.startswith(self.text) if self.prefix else log == self.text
 
 
-def _check_name(name: str, what: str) -> None:
+def _check_name(name: str, what: str, most: int = MAX_NAME_CHARS) -> None:
     if not name:
         raise InvalidRuleError(f"the name of a {what} is empty", advice="Give a name; * alone means all")
-    if len(name) > MAX_NAME_CHARS:
-        raise InvalidRuleError(f"the name of a {what} has {len(name)} characters, at most {MAX_NAME_CHARS} are taken")
+    if len(name) > most:
+        raise InvalidRuleError(f"the name of a {what} has {len(name)} characters, at most {most} are taken")
     if _REFUSED.search(name):
         raise InvalidRuleError(f"{name!r} cannot be the name of a {what}: it has control characters")
 
@@ -400,6 +402,8 @@ class RuleBook:
             return UNPROVED
         if restrictions is not UNRESTRICTED and not restrictions.allows(verb.value, log):
             return Decision(False, f"the proof that {principal.name} gave is not good for {verb.value} here")
+        if (log is not None and len(log) > MAX_LOG_CHARS) or len(principal.name) > MAX_NAME_CHARS:
+            return self._decide(principal, verb, log)
         key = (principal.name, principal.roles, verb, log)
         decision = self._decided.get(key)
         if decision is None:

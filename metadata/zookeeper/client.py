@@ -80,6 +80,7 @@ MAX_IN_FLIGHT: Final = 128
 block the loop; further requests wait their turn."""
 CLOSE_GRACE_MS: Final = 3_000
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_jitter": 0.4, "max_delay": 1.0}
+_MAYBE_SECURED: Final = "; at a secured port only sessions by TLS are answered (security=on, or DLSPARK_SECURITY)"
 _SESSION_ID_BYTES: Final = 8
 _PASSWORD_BYTES: Final = 16
 
@@ -222,10 +223,11 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
                 node=self._servers,
                 advice="Check the certificates of both sides, the authorities that each trusts, and the port",
             )
+        secured = _MAYBE_SECURED if self._tls is None else ""
         return MetadataUnavailableError(
             f"no ZooKeeper server answered within {timeout_ms} ms",
             node=self._servers,
-            advice=f"Check the address and that ZooKeeper runs there{what_to_check()}",
+            advice=f"Check the address and that ZooKeeper runs there{secured}{what_to_check()}",
         )
 
     @property

@@ -48,6 +48,7 @@ from metadata.zookeeper.tls_socket import (
     ENDED_AFTER_HANDSHAKE,
     CertificatesUnreadError,
     ClientTls,
+    ServerRefusedError,
     SessionTlsSocket,
     TlsFailure,
     tls_failure,
@@ -66,6 +67,8 @@ _DOUBLINGS: Final = 2
 not the server that is slow."""
 _SHORTEST_ATTEMPT_S: Final = 1.0
 _SILENT_SHARE: Final = 0.6
+JUDGE_EVERY_S: Final = 5.0
+"""How often a server's certificate is looked at again."""
 _WRITE_LIMIT_S: Final = 10.0
 """How long a server may take nothing of what is sent by TLS, before the session's own limit is known."""
 
@@ -95,6 +98,7 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self._deadline: float | None = None
         self._heard_at = 0.0
         self._socket: socket.socket | SessionTlsSocket | None = None
+        self._judge_at = 0.0
         self._aborted = False
         self._running = True
         self.completion_queue = _LoopQueue(self)
@@ -181,15 +185,37 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         decrypted = [one for one in secured if one.pending()]
         ends = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = ends if ends is None else max(0.0, ends - time.monotonic())
+            left = None if ends is None else max(0.0, ends - time.monotonic())
+            slice_s = left
+            if secured and self._deadline is None:
+                self._judge_server()
+                slice_s = JUDGE_EVERY_S if left is None else min(left, JUDGE_EVERY_S)
             ready: tuple[list[Any], list[Any], list[Any]]
-            ready = super().select(readers, writers, failing, 0 if decrypted else left)
+            ready = super().select(readers, writers, failing, 0 if decrypted else slice_s)
             if not secured:
                 return ready
+            if not any(ready) and not decrypted and slice_s != left:
+                continue  # the server's certificate is looked at, and the wait goes on
             shown = [one for one in ready[0] if one not in secured or one.readable()]
             shown += [one for one in decrypted if one not in shown]
             if shown or ready[1] or ready[2] or not ready[0]:
                 return shown, ready[1], ready[2]
+
+    def _judge_server(self) -> None:
+        """End a connection whose server has a certificate that is not good any more: expired or revoked since the
+        handshake. Asked at each wait, and answered every few seconds, so that a long session is no way around it."""
+        now, connection = time.monotonic(), self._socket
+        if self.tls is None or now < self._judge_at or not isinstance(connection, SessionTlsSocket):
+            return
+        self._judge_at = now + JUDGE_EVERY_S
+        try:
+            self.tls.refresh()
+            reason = self.tls.judge(connection.peer_certificate() or b"")
+        except Exception as error:  # see `_secured`
+            raise CertificatesUnreadError(f"this process's certificates cannot be used: {error}") from error
+        if reason is not None:
+            # With a number, as kazoo logs an OSError's text, which there is only beside one.
+            raise ServerRefusedError(errno.EACCES, f"the server's certificate is not good any more: {reason}")
 
     def create_connection(
         self, address: tuple[str, int], timeout: float | None = None, hostname: str | None = None, **_tls: object
@@ -239,6 +265,7 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
         secured = SessionTlsSocket(connection, context, server_name, await_writable)
         secured.shake_hands(await_readable)
+        self._judge_at = time.monotonic() + JUDGE_EVERY_S
         return secured
 
     def _await_connected(self, connection: socket.socket, code: int, deadline: float) -> None:

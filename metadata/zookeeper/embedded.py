@@ -151,8 +151,8 @@ class EmbeddedZooKeeper:
     ) -> None:
         if member is not None and port == 0:
             raise CallerError("a server of an ensemble needs a port that the others know", advice="Choose one")
-        rule = ListeningRule("the embedded ZooKeeper", "host", ALLOW if insecure_listen else REFUSE)
-        rule.host(host, secured=security is not None)
+        self._rule = ListeningRule("the embedded ZooKeeper", "host", ALLOW if insecure_listen else REFUSE)
+        self._rule.host(host, secured=security is not None)
         self._member = member
         self._directory = Path(directory)
         self._host = host
@@ -257,6 +257,8 @@ class EmbeddedZooKeeper:
             )
 
     def _launch(self, java: str) -> None:
+        # Once more: `security` may have been taken away since.
+        self._rule.host(self._host, secured=self.security is not None)
         config = _CONFIG.format(tick_ms=self._tick_ms, minimum_ms=2 * self._tick_ms)
         self._probe = None
         if self.security is None:

@@ -9,7 +9,7 @@ of `Among`; two neighbours in that order understand each other.
 A client by TLS proves itself by a certificate (`ssl.clientAuth=need`), and its subject is its identity in access
 control lists. Keys lie in files of this user alone; none has a password, so no password is in the configuration or in
 the process list. ZooKeeper reads its stores again when they change; it knows no lists of revoked certificates
-(`docs/security-zookeeper.md`).
+(`docs/security/zookeeper.md`).
 """
 
 from __future__ import annotations

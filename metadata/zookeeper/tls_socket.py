@@ -41,7 +41,11 @@ class ClientTls(Protocol):
 
     def refresh(self) -> bool:
         """Read the files again where they have changed; returns whether there is a new context. Called before each
-        connection."""
+        connection, and every few seconds."""
+        ...
+
+    def judge(self, der: bytes) -> str | None:
+        """Return why a server's certificate, once verified, is not good any more; None: it is."""
         ...
 
 
@@ -59,6 +63,10 @@ class FixedTls:
         """Return False: nothing is read again."""
         return False
 
+    def judge(self, der: bytes) -> str | None:
+        """Return None: what the handshake found holds as long as the connection."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class TlsFailure:
@@ -75,6 +83,10 @@ class TlsFailure:
 
 class CertificatesUnreadError(OSError):
     """Our own certificates could not be taken up: an OSError to kazoo, which tries again after one."""
+
+
+class ServerRefusedError(OSError):
+    """A server's certificate stopped being good while the connection was up."""
 
 
 def tls_failure(error: BaseException, server_name: str) -> TlsFailure | None:

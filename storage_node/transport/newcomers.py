@@ -105,6 +105,8 @@ class Newcomers:
             self._shaking.pop(link, None)
             if error is None:
                 self._greet(link)
+            elif self._tls.failed is not None:
+                self._tls.failed(peer, error)
 
         try:
             context = self._tls.context()

@@ -50,6 +50,8 @@ class TlsEntrance:
     plain_too: bool = False
     """Connections that do not begin with a handshake are taken as they are."""
     limit_s: float = HANDSHAKE_S
+    failed: Callable[[str, TlsError], None] | None = None
+    """Called with the peer's `host:port` and the reason, of each handshake that fails."""
 
 
 class TlsSocket:

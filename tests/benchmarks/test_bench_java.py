@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.java_cluster import ROOT
 from benchmarks.java_pairs import SMALL_WARM_UPS, JavaPairs, Load
-from dlspark.sandbox.sandbox import LEDGERS_PATH
+from dlspark.sandbox.beginning import LEDGERS_PATH
 
 P50_US = {
     ("Java client", LEDGERS_PATH): 100.0,

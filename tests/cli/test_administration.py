@@ -27,7 +27,8 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import SettingsError
-from dlspark.sandbox.sandbox import LEDGERS_PATH, Sandbox
+from dlspark.sandbox.beginning import LEDGERS_PATH
+from dlspark.sandbox.sandbox import Sandbox
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import Ensemble
 from metadata.bookkeeper.topology import TopologyStore

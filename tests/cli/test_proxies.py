@@ -20,9 +20,10 @@ from dlspark.cli.main import app
 from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import OwnershipAcquireFailedError
+from dlspark.sandbox.beginning import LEDGERS_PATH
 from dlspark.sandbox.processes import child_environment
 from dlspark.sandbox.proxies import READER
-from dlspark.sandbox.sandbox import LEDGERS_PATH, Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from dlspark.sandbox.state import SandboxState
 from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol.operations import (

@@ -27,7 +27,8 @@ from pathlib import Path
 import pytest
 from helpers.waiting import until
 
-from dlspark.sandbox.sandbox import LEDGERS_PATH, Sandbox
+from dlspark.sandbox.beginning import LEDGERS_PATH
+from dlspark.sandbox.sandbox import Sandbox
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import DistributedLogError

@@ -29,7 +29,8 @@ from helpers.waiting import wait_until
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.runtime import Runtime
 from dlspark.core.sync.namespace import Namespace
-from dlspark.sandbox.sandbox import LEDGERS_PATH, Sandbox
+from dlspark.sandbox.beginning import LEDGERS_PATH
+from dlspark.sandbox.sandbox import Sandbox
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.zookeeper.client import ZooKeeperStore
 

@@ -116,7 +116,8 @@ def sides(
         stack.callback(theirs.stop_all)
         java.call("cluster.init", zk=zk, root=roots["ours"])
         known = {"saslJaasConfigurationFile": str(jaas), "saslDigestMd5WithoutTls": str(not keys).lower()}
-        demanded = {"security": "on"} if keys else {}
+        # The ZooKeeper of these tests is a plain one.
+        demanded = {"security": "on", "zookeeper.client.secure": "false"} if keys else {}
         ours = OurBookie(zk, roots["ours"], folder / "ours", settings={**proof, **known, **demanded})
         ours.start()
         stack.callback(ours.stop)

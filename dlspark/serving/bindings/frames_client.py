@@ -100,7 +100,7 @@ class FramesClient:
         self._not_begun = False
         """True where the proxy said that it has begun nothing of what it has not answered."""
         self._heard_at = self._loop.time()
-        self._asked = False
+        self._asked = self._answered = False
         self._pinged = False
         self._timer: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -163,22 +163,37 @@ class FramesClient:
             self._link.close()
 
     async def _prove(self, credentials: ClientCredentials, timeout_ms: int) -> None:
-        """Show the token, if there is one, and have it renewed. Raises as `connect`; the connection is closed then."""
+        """Show the token, if there is one, ask whether what is shown is taken, and have it renewed. Raises as
+        `connect`; the connection is closed then.
+
+        Asked before anything else: under TLS 1.3 a client hears only behind its handshake that its certificate is
+        refused, and a request that was sent meanwhile would be in doubt.
+        """
         token = self._token = credentials.token
-        if token is not None:
-            try:
-                answer = await asyncio.wait_for(self.call(_showing(token)), timeout_ms / 1000)
-            except asyncio.TimeoutError:
-                await self.close()
-                raise ProxyUnreachableError(
-                    f"the proxy has not answered within {timeout_ms} ms whether it takes the token", node=self.address
-                ) from None
-            except BaseException:
-                await self.close()
-                raise
-            if isinstance(answer, Refusal):
+        asked = Handshake(ownerships=False) if token is None else _showing(token)
+        try:
+            answer = await asyncio.wait_for(self.call(asked), timeout_ms / 1000)
+        except asyncio.TimeoutError:
+            await self.close()
+            raise ProxyUnreachableError(
+                f"the proxy has not answered within {timeout_ms} ms whether it takes what it was shown",
+                node=self.address,
+            ) from None
+        except BaseException:
+            await self.close()
+            raise
+        if isinstance(answer, Refusal):
+            if answer.code is StatusCode.REQUEST_DENIED:
                 await self.close()
                 raise error_of(answer, stream=None)
+            if self.closed:
+                # The proxy's own word on a certificate that it refuses is often lost, as it closes while we send.
+                raise ProxyUnreachableError(
+                    f"{answer.message}. The proxy may refuse what it was shown",
+                    advice="Its log says why: a certificate that has expired, was revoked, or is of an authority that "
+                    "it does not know",
+                    node=self.address,
+                )
         if not self.closed:
             self._renewing = self._loop.call_later(LOOK_S, self._renew, credentials)
 
@@ -299,6 +314,7 @@ class FramesClient:
         """Note that the proxy lives."""
         self._heard_at = self._loop.time()
         self._pinged = False
+        self._answered = True
 
     def link_closed(self, error: Exception | None) -> None:
         """Note that every request under way ends now."""
@@ -322,12 +338,18 @@ class FramesClient:
             if timer is not None:
                 timer.cancel()
         reason = f": {self._said}" if self._said else ""
+        plain = self._credentials is None and not self._answered
+        advice = "If the proxy takes no connection without TLS, set security=on here as well" if plain else None
         # Which of the two decides whether a client may ask again: a write whose answer is lost may have been stored.
         lost = refusal_of(
-            ProxyLostError(f"the connection was lost before the proxy answered{reason}", node=self.address)
+            ProxyLostError(
+                f"the connection was lost before the proxy answered{reason}", advice=advice, node=self.address
+            )
         )
         unasked = refusal_of(
-            ProxyUnreachableError(f"the connection was lost before the proxy answered{reason}", node=self.address)
+            ProxyUnreachableError(
+                f"the connection was lost before the proxy answered{reason}", advice=advice, node=self.address
+            )
         )
         replies, self._replies = self._replies, {}
         for number, reply in replies.items():

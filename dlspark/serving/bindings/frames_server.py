@@ -119,7 +119,11 @@ class FramesServer:
             return await self._network.listen(host, port, self._accept)
         if not isinstance(self._network, TcpNetwork):
             raise CallerError("this network knows no TLS, and clients are to prove who they are")
-        entrance = TlsEntrance(authentication.identity.server_context, plain_too=authentication.plain_too)
+        entrance = TlsEntrance(
+            authentication.identity.server_context,
+            plain_too=authentication.plain_too,
+            failed=authentication.handshake_failed,
+        )
         return await self._network.listen(host, port, self._accept, tls=entrance)
 
     async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:

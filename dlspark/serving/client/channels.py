@@ -32,6 +32,7 @@ from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import Answer, Applied, Handshake, Reason, Refusal, Request
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
+from metadata.security.proofs import NotAuthenticatedError
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +154,7 @@ class _Channel:
 
     __slots__ = (
         "_backoff_s",
+        "_failure",
         "_host",
         "_opened_at",
         "_opening",
@@ -182,6 +184,8 @@ class _Channel:
         self._waiting: deque[ChannelRequest] = deque()
         self._opening: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
+        self._failure: DistributedLogError | None = None
+        """Why no connection could be made, at the last attempt."""
         self._opened_at = 0.0
         self._backoff_s = 0.0
         self._try_again_at = 0.0
@@ -204,13 +208,19 @@ class _Channel:
                 self._timer = self._host.loop.call_later(self._host.silence_s, self._look)
             return
         if self._opening is None and self.now() < self._try_again_at:
-            sending.fail_soon(ProxyUnreachableError("the connection failed just now", node=self.address))
+            sending.fail_soon(self._failed_just_now())
         elif len(self._waiting) >= MAX_WAITING:
             sending.fail_soon(OverCapacityError(f"{MAX_WAITING} requests wait for a connection", node=self.address))
         else:
             self._waiting.append(sending)
             if self._opening is None:
                 self._opening = self._host.loop.create_task(self._open())
+
+    def _failed_just_now(self) -> DistributedLogError:
+        if isinstance(self._failure, NotAuthenticatedError):
+            return self._failure  # asking again would not help, and whoever asks should hear that at once
+        why = f": {self._failure.message}" if self._failure is not None else ""
+        return ProxyUnreachableError(f"the connection failed just now{why}", node=self.address)
 
     def settled(self) -> None:
         """Note that a request on the connection is answered, or given up."""
@@ -226,7 +236,7 @@ class _Channel:
             logger.exception("cannot connect to the proxy %s", self.address)
             self._failed(ProxyUnreachableError(f"the connection could not be made: {error!r}", node=self.address))
             return
-        self._opening = None
+        self._opening = self._failure = None
         self.channel = channel
         self.heard_at = self._opened_at = self.now()
         self._host.connected(self)
@@ -264,6 +274,7 @@ class _Channel:
 
     def _failed(self, error: DistributedLogError) -> None:
         self._opening = None
+        self._failure = error
         self._back_off()
         self._drop(error)
 

@@ -50,7 +50,13 @@ async def open_entrance(
     watch.on_change = changed.set
     await watch.start()
     ending.push_async_callback(watch.close)
-    door = RightsDoor(service, lambda: watch.book, demands_proof=demands_proof, noted=noted)
+    door = RightsDoor(
+        service,
+        lambda: watch.book,
+        demands_proof=demands_proof,
+        noted=noted,
+        notes_all=bool(access.audit_log) and access.audit_allowed == "all",
+    )
     rechecking = asyncio.get_running_loop().create_task(_recheck(door, changed))
     ending.push_async_callback(end_tasks, [rechecking], drop_errors=True)
     return door

@@ -148,11 +148,14 @@ class ServiceDoor:
             self._service.caller_gone(caller)
 
 
-async def _refresh(authentication: Authentication) -> None:
+async def _read_again(read: Callable[[], object]) -> None:
     """Read what has changed, again and again."""
     while True:
         await asyncio.sleep(REFRESH_S)
-        await asyncio.to_thread(authentication.refresh)
+        try:
+            await asyncio.to_thread(read)
+        except Exception:  # the boundary: what goes wrong once must not leave the proxy with what it has for ever
+            _LOG.exception("what proves who clients are could not be read again")
 
 
 class ServiceHost:
@@ -320,8 +323,9 @@ class ServiceHost:
                 "every client speaks TLS"
             )
         if authentication is not None:
-            reading = asyncio.get_running_loop().create_task(_refresh(authentication))
-            self.ending.push_async_callback(end_tasks, [reading], drop_errors=True)
+            loop = asyncio.get_running_loop()
+            tasks = [loop.create_task(_read_again(read)) for read in authentication.readings()]
+            self.ending.push_async_callback(end_tasks, tasks, drop_errors=True)
 
     def credentials_for(self, address: str) -> ClientCredentials | None:
         """Return what is shown to another proxy, under TLS; None: nothing, without TLS."""

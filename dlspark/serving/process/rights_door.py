@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -62,11 +62,13 @@ from metadata.foundation.pacing import Slices
 from metadata.security.audit import Noted
 from metadata.security.principals import Principal, Scheme
 from metadata.security.proofs import NotAuthenticatedError
-from metadata.security.restrictions import UNRESTRICTED
-from metadata.security.rights import VISIBLE, Decision, RuleBook, Verb
+from metadata.security.restrictions import UNRESTRICTED, Restrictions
+from metadata.security.rights import MAX_LOG_CHARS, VISIBLE, Decision, RuleBook, Verb
 
 PROXY_ROLE: Final = "proxy"
 """The role in the certificate of a proxy: it may ask another one to take a log over."""
+MAX_KNOWN: Final = 64
+"""Logs that are remembered of one caller: with the longest names, and of all connections, some hundred MB."""
 PROVED: Final[tuple[Verb, ...]] = ()
 """Whoever has proved who they are may ask this."""
 
@@ -96,6 +98,16 @@ _ALLOWED_PROVED: Final = Decision(True, "whoever has proved who they are may ask
 _ALLOWED_PROXY: Final = Decision(True, "a proxy asks it")
 
 
+@dataclass(slots=True)
+class _Known:
+    """What was allowed to one caller, as long as the same rules and the same proof hold."""
+
+    book: RuleBook
+    principal: Principal
+    restrictions: Restrictions | None
+    allowed: set[tuple[type[Request], str | None]] = field(default_factory=set)
+
+
 class RightsDoor:
     """May this caller ask that? A `ProxyService` before another one; all calls come from one event loop.
 
@@ -105,6 +117,7 @@ class RightsDoor:
         demands_proof: whether a caller who has proved nothing is refused everything; else such a one is let through, as
             without security, and only who has proved something is held to the rules.
         noted: where it is noted.
+        notes_all: whether reads and writes are noted as well that were allowed.
         now_s: the time, seconds since the epoch.
     """
 
@@ -115,13 +128,17 @@ class RightsDoor:
         *,
         demands_proof: bool,
         noted: Noted,
+        notes_all: bool = False,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._service = service
         self._book = book
         self._demands_proof = demands_proof
         self._noted = noted
+        self._notes_all = notes_all
         self._now_s = now_s
+        self._known: dict[Caller, _Known] = {}
+        """What was allowed to those who read and write."""
         self._reads: dict[Caller, dict[_WaitingRead, None]] = {}
         """Reads that were not answered yet."""
 
@@ -129,11 +146,12 @@ class RightsDoor:
 
     def submit(self, request: Request, caller: Caller, reply: Reply) -> None:
         """See `ProxyService`."""
-        objection = self._objection(request, caller, first=True)
-        if objection is not None:
-            reply(refusal_of(objection))
-            return
         kind = type(request)
+        if not (isinstance(request, WriteRecords | ReadBatch) and self._is_known(request, caller)):
+            objection = self._objection(request, caller, first=True)
+            if objection is not None:
+                reply(refusal_of(objection))
+                return
         if kind is ReadBatch:
             read = _WaitingRead(self, request, caller, reply)
             self._reads.setdefault(caller, {})[read] = None
@@ -145,6 +163,7 @@ class RightsDoor:
 
     def caller_gone(self, caller: Caller) -> None:
         """See `ProxyService`."""
+        self._known.pop(caller, None)
         for read in self._reads.pop(caller, {}):
             read.ended = True
         self._service.caller_gone(caller)
@@ -168,6 +187,25 @@ class RightsDoor:
 
     # ------------------------------------------------------------------ deciding
 
+    def _is_known(self, request: WriteRecords | ReadBatch, caller: Caller) -> bool:
+        """Return whether just this was allowed to this caller, by the rules and the proof that hold now: of the
+        thousands of requests a second of a connection nearly all are."""
+        principal, known = caller.principal, self._known.get(caller)
+        if (
+            known is None
+            or known.book is not self._book()
+            or known.principal is not principal
+            or known.restrictions is not caller.restrictions
+        ):
+            if principal is not None and not self._notes_all:
+                self._known[caller] = _Known(self._book(), principal, caller.restrictions)
+            return False
+        return (
+            (type(request), request.stream) in known.allowed
+            and not known.principal.expired(self._now_s())
+            and self._noted.refuses is None
+        )
+
     def _objection(self, request: Request, caller: Caller, *, first: bool) -> DistributedLogError | None:
         """Return why a request is refused, None where it is allowed; note it. `first`: it begins with this, and what is
         allowed is noted, too."""
@@ -175,6 +213,11 @@ class RightsDoor:
         verbs = VERBS_OF.get(kind)
         stream: str | None = getattr(request, "stream", None)
         decision, error = self._judge(caller, kind, verbs, stream)
+        known = self._known.get(caller)
+        if known is not None and error is None and stream is not None and len(stream) <= MAX_LOG_CHARS:
+            if len(known.allowed) >= MAX_KNOWN:
+                known.allowed.clear()
+            known.allowed.add((kind, stream))
         if error is not None or (first and verbs):
             principal = caller.principal
             self._noted.note(

@@ -89,7 +89,7 @@ class PeerProof:
 
 
 class Authentication:
-    """What must a proxy's clients prove? For one loop; `refresh` may run on a thread of its own.
+    """What must a proxy's clients prove? For one loop; `readings` run on threads of their own.
 
     Args:
         identity: the proxy's certificates.
@@ -122,11 +122,18 @@ class Authentication:
         """True where tokens can be verified."""
         return self._tokens is not None
 
-    def refresh(self) -> None:
-        """Read certificates, keys and lists that have changed; it may block."""
-        self.identity.refresh()
+    def readings(self) -> tuple[Callable[[], object], ...]:
+        """Return what is to be called again and again, each on a thread of its own: it reads certificates, keys or
+        lists that have changed, and may block. An issuer of tokens that hangs keeps no revocation from being read."""
+        found: list[Callable[[], object]] = [self.identity.refresh]
         if self._tokens is not None:
-            self._tokens.refresh()
+            found += [self._tokens.refresh_keys, self._tokens.refresh_revoked]
+        return tuple(found)
+
+    def refresh(self) -> None:
+        """Read all of it once."""
+        for read in self.readings():
+            read()
 
     def arrived(self, peer: str, certificate: bytes | None, *, secured: bool) -> PeerProof:
         """Return what a new connection proves by itself, which may be nothing yet.
@@ -187,6 +194,10 @@ class Authentication:
         if proof.token is not None:
             return "no token is taken" if self._tokens is None else self._tokens.objection(proof.token)
         return None
+
+    def handshake_failed(self, peer: str, error: Exception) -> None:
+        """Note a connection that was refused before anything could be heard on it."""
+        self.refused(peer, f"no TLS: {error.message if isinstance(error, DistributedLogError) else error}")
 
     def refused(
         self, peer: str, why: str, advice: str | None = _WHAT_PROVES, proof: PeerProof | None = None

@@ -122,7 +122,8 @@ class ProxySecurity:
             return None
         identity: TlsIdentity | None
         try:
-            identity = client_identity(self.tls, {})
+            # With its own certificate, whether or not it demands one of clients.
+            identity = client_identity(replace(self.tls, tls_client_authentication=True), {})
         except CallerError as error:
             raise SettingsError(error.message, advice=error.advice, path=error.path) from error
         return ClientCredentials(identity) if identity is not None else None

@@ -222,7 +222,7 @@ class RevokedTokens:
 
 
 class TokenVerifier:
-    """Who does a token prove its bearer to be? For one thread; `refresh` may run on another one."""
+    """Who does a token prove its bearer to be? For one thread; keys and the list are read on others."""
 
     def __init__(
         self, keys: TokenKeys, rules: ClaimRules, revoked: RevokedTokens, now: Callable[[], float] = time.time
@@ -239,9 +239,12 @@ class TokenVerifier:
         self._keys.start()
         self._revoked.start()
 
-    def refresh(self) -> None:
-        """Read what may have changed; it may block, and never raises for what it reads."""
+    def refresh_keys(self) -> None:
+        """Read the keys again; it may block for long, and never raises for what it reads."""
         self._keys.refresh()
+
+    def refresh_revoked(self) -> None:
+        """Read the list of revoked tokens again; likewise."""
         self._revoked.refresh()
 
     def verify(self, token: str) -> ProvenToken:

@@ -44,6 +44,7 @@ from dlspark.serving.client.settings import ThinClientSettings
 from dlspark.serving.protocol.deliveries import StoredEntry
 from dlspark.serving.protocol.operations import ReadForm
 from dlspark.serving.routing.hosts import ProxyHost
+from dlspark.serving.security.credentials import ClientCredentials
 from dlspark.spark.errors import DeletedDataLossError, RecreatedDataLossError, TruncatedDataLossError
 from dlspark.spark.options.proxies import PROXY
 from dlspark.spark.source.planning import SegmentSpan
@@ -111,7 +112,9 @@ class TaskProxies:
         )
         route = settings.read_route()
         self._dispatcher = Dispatcher(
-            lambda connected, closed: Channels(connect or _over_frames(), on_connected=connected, on_closed=closed),
+            lambda connected, closed: Channels(
+                connect or _over_frames(settings.credentials()), on_connected=connected, on_closed=closed
+            ),
             route,
             settings.ownerships(),
             settings.limits(),
@@ -133,11 +136,11 @@ class TaskProxies:
         await self._dispatcher.close()
 
 
-def _over_frames() -> Connect:
+def _over_frames(credentials: ClientCredentials | None) -> Connect:
     network = TcpNetwork()
 
     async def connect(address: str, on_closed: Callable[[], None]) -> ProxyChannel:
-        return await FramesClient.connect(network, address, on_closed=on_closed)
+        return await FramesClient.connect(network, address, on_closed=on_closed, credentials=credentials)
 
     return connect
 

@@ -87,6 +87,11 @@ class SaslAuthenticator:
         if self._section.current().kerberos() is not None:
             kerberos_library()
 
+    @property
+    def needs_tls(self) -> bool:
+        """True where nobody can enter outside of TLS."""
+        return not self._without_tls and self._section.current().kerberos() is None
+
     def begin(self, facts: ChannelFacts) -> MachineExchange:
         """Return the exchange of a new connection. Raises SaslError for DIGEST-MD5 outside of TLS, unless allowed."""
         login = self._section.current().kerberos()

@@ -21,6 +21,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from metadata.foundation.settings import shown
 from metadata.security.principals import Principal, Scheme
 from metadata.security.sasl.machine import SaslError, check_size
 from metadata.security.secrets import Secret
@@ -124,12 +125,12 @@ class DigestMd5Server:
         session = _session_key(user, realm, known, nonce.encode(), cnonce, authorized)
         right = hmac.compare_digest(_proof(session, b"AUTHENTICATE:", uri, nonce.encode(), cnonce), proof)
         if password is None or not right:
-            raise SaslError(f"DIGEST-MD5: the user {user!r} is not known, or its password is another")
+            raise SaslError(f"DIGEST-MD5: the user {shown(user)} is not known, or its password is another")
         if authorized is not None and authorized != user:
-            raise SaslError(f"DIGEST-MD5: the user {user!r} asks to act as {authorized!r}, which nobody may")
+            raise SaslError(f"DIGEST-MD5: the user {shown(user)} asks to act as {shown(authorized)}, which nobody may")
         if not self._allowed(user):
             raise SaslError(
-                f"DIGEST-MD5: the user {user!r} is known, and not allowed here",
+                f"DIGEST-MD5: the user {shown(user)} is known, and not allowed here",
                 advice="The key saslJaasClientAllowedIds says by a regular expression who is",
             )
         self._principal = Principal(user, Scheme.DIGEST_MD5)

@@ -139,9 +139,9 @@ def read_jaas(path: str | os.PathLike[str]) -> Mapping[str, JaasSection]:
     except UnicodeDecodeError:
         raise JaasError("the login configuration is not a text in UTF-8", path=place) from None
     sections = parse_jaas(text, place)
-    if mode & stat.S_IROTH and any(module.secrets for one in sections.values() for module in one.modules):
+    if mode & stat.S_IRWXO and any(module.secrets for one in sections.values() for module in one.modules):
         raise JaasError(
-            "everybody may read the login configuration, and it has passwords",
+            "everybody may read or change the login configuration, and it has passwords",
             path=place,
             advice=f"Take the right away: chmod o= {place}",
         )

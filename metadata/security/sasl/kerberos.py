@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Final, TypeVar
 
+from metadata.foundation.settings import shown
 from metadata.security.principals import Principal, Scheme
 from metadata.security.sasl.machine import MAX_MESSAGE_BYTES, SaslError, check_size
 
@@ -105,7 +106,7 @@ class KerberosServer:
         except UnicodeDecodeError as cause:
             raise SaslError("GSSAPI: a name that is not in UTF-8") from cause
         if authorized not in ("", name):
-            raise SaslError(f"GSSAPI: {name} asks to act as {authorized!r}, which nobody may")
+            raise SaslError(f"GSSAPI: {name} asks to act as {shown(authorized)}, which nobody may")
         if not self._allowed(name):
             raise SaslError(
                 f"GSSAPI: {name} is known, and not allowed here",

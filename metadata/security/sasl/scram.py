@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Final, TypeVar
 
+from metadata.foundation.settings import shown
 from metadata.security.principals import Principal, Scheme
 from metadata.security.sasl.binding import END_POINT
 from metadata.security.sasl.machine import SaslError, check_size
@@ -129,11 +130,13 @@ class ScramServer:
         try:
             _guarded(lambda: self._machine.set_client_final(text))
         except SaslError as cause:
-            raise SaslError(f"SCRAM: the user {self._name!r} is not known, or its proof is wrong: {cause}") from cause
+            raise SaslError(
+                f"SCRAM: the user {shown(self._name)} is not known, or its proof is wrong: {cause}"
+            ) from cause
         if not self._known:
-            raise SaslError(f"SCRAM: the user {self._name!r} is not known")
+            raise SaslError(f"SCRAM: the user {shown(self._name)} is not known")
         if not self._allowed(self._name):
-            raise SaslError(f"SCRAM: the user {self._name!r} is known, and not allowed here")
+            raise SaslError(f"SCRAM: the user {shown(self._name)} is known, and not allowed here")
         last = _guarded(self._machine.get_server_final)
         self._principal = Principal(self._name, Scheme.SCRAM_SHA_256)
         return str(last).encode()
@@ -213,7 +216,7 @@ def _guarded(call: Callable[[], T]) -> T:
     except SaslError:
         raise
     except Exception as cause:  # the boundary: a library's surprise must refuse the peer, not stop the loop
-        raise SaslError(f"SCRAM: {cause}") from None
+        raise SaslError(f"SCRAM: {str(cause)[:200]}") from None
 
 
 def _library() -> ModuleType:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from metadata.foundation.tasks import end_tasks
 from metadata.security.audit import NOWHERE, Noted
 from metadata.security.exchange import Authenticator
+from metadata.security.sasl.authenticators import SaslAuthenticator
 from metadata.security.sasl.settings import check_startup_user
 from metadata.security.settings import SecurityMode, server_identity
 from storage_node.bookie.requests.gate import NodeSecurity, SecurityGate
@@ -59,6 +60,13 @@ def node_security(
         raise BookieConfigurationError(
             "authorizedRoles names roles, and no certificate is demanded that would show one",
             advice="Set tlsClientAuthentication=true, or leave authorizedRoles out",
+        )
+    if mode is SecurityMode.OFF and any(
+        isinstance(one, SaslAuthenticator) and one.needs_tls for one in authenticators.values()
+    ):
+        raise BookieConfigurationError(
+            "bookieAuthProviderFactoryClass asks for DIGEST-MD5, and security is off: nobody could enter by it",
+            advice="Set security=on, or saslDigestMd5WithoutTls=true where everybody on the way is trusted",
         )
     if mode is SecurityMode.OPTIONAL:
         logger.warning("security=optional: plain connections are taken as well as secured ones")

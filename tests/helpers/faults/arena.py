@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from dlspark.sandbox.sandbox import LEDGERS_PATH
+from dlspark.sandbox.beginning import LEDGERS_PATH
 from dlspark.sandbox.state import NAMESPACE_PATH
 from helpers.faults.forwarding import FaultNetwork, ForwardedNetwork
 from helpers.faults.namespaces import NamespacedNetwork, SmallDisk

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from dlspark.sandbox import sandbox
+from dlspark.sandbox import beginning
 from metadata.foundation.errors import DistributedLogError
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from storage_node.bookie.disk.system_disk import SystemDisk
@@ -166,7 +166,7 @@ def storage_node(name: str, settings: Mapping[str, str], routes: Sequence[Route]
 
 def initialise(name: str, zookeeper: str) -> int:
     """Format the metadata of an empty ZooKeeper and bind the namespace, as a sandbox does; prints `done`."""
-    asyncio.run(sandbox.initialise(zookeeper))
+    asyncio.run(beginning.initialise(zookeeper))
     print("done", flush=True)
     return 0
 

@@ -152,12 +152,17 @@ class OurBookie:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._conf = directory / "bookie.conf"
-        self._conf.write_text(
-            f"bookiePort={self.port}\nlisteningAddress=127.0.0.1\nadvertisedAddress=127.0.0.1\n"
-            f"journalDirectories={directory / 'journal'}\nledgerDirectories={directory / 'ledgers'}\n"
-            f"zkServers={zk}\nzkLedgersRootPath={root}\n"
-            + "".join(f"{key}={value}\n" for key, value in settings.items())
-        )
+        given = {
+            "bookiePort": self.port,
+            "listeningAddress": "127.0.0.1",
+            "advertisedAddress": "127.0.0.1",
+            "journalDirectories": directory / "journal",
+            "ledgerDirectories": directory / "ledgers",
+            "zkServers": zk,
+            "zkLedgersRootPath": root,
+            **settings,
+        }
+        self._conf.write_text("".join(f"{key}={value}\n" for key, value in given.items()))
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -6,9 +6,10 @@ import errno
 import json
 import os
 import pickle
+import random
 import stat
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,61 @@ def test_a_full_disk_loses_nothing_and_says_so_once(
     assert [line["log"] for line in lines(tmp_path / "audit.log")] == ["before", "one", "two"]
     said = [record.levelname for record in caplog.records if "audit trail" in record.message]
     assert said == ["ERROR", "WARNING"]
+
+
+class FailingDisk:
+    """Each call of the disk may fail, by a seed; a write may take a part first."""
+
+    CALLS = ("write", "fdatasync", "ftruncate", "replace", "open")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
+        self.failing = True
+        self.failures: Counter[str] = Counter()
+        self._rng = rng
+        for name in self.CALLS:
+            monkeypatch.setattr(os, name, self._call(name, getattr(os, name)))
+
+    def _call(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            # What pytest and the interpreter open is theirs.
+            ours = self.failing and not (name in ("open", "replace") and "audit.log" not in str(given[0]))
+            if ours and self._rng.random() < 0.2:
+                self.failures[name] += 1
+                if name == "write":
+                    real(given[0], bytes(given[1])[: self._rng.randrange(len(given[1]))])
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(*given, **named)
+
+        return call
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_disk_that_fails_now_and_then_loses_no_note(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr(audit, "FLUSH_S", 3600.0)  # the thread does not write: what fails is the seed's alone
+    trail = opened(max_bytes=2000, files=1000)
+    disk = FailingDisk(monkeypatch, rng)
+    for number in range(200):
+        refuse(trail, peer=f"10.0.0.{rng.randrange(20)}:1", log=f"log{number}")
+        if rng.random() < 0.2:
+            trail.flush()
+    disk.failing = False
+    trail.flush()
+    assert trail.failure is None
+    assert disk.failures
+    whole, total = [], 0
+    for file in tmp_path.glob("audit.log*"):
+        for line in file.read_text("ascii").splitlines():
+            try:
+                noted = json.loads(line)
+            except ValueError:
+                assert disk.failures["ftruncate"]  # half a line stays only where it could not be taken back
+                continue
+            whole.append(line)
+            total += noted["count"]
+    assert total == 200 or (total > 200 and disk.failures["ftruncate"])
 
 
 def test_what_finds_no_room_in_memory_is_counted(

@@ -16,6 +16,7 @@ from metadata.security.restrictions import UNRESTRICTED, VERBS, Restrictions
 from metadata.security.rights import (
     ALL_VERBS,
     EVERYBODY,
+    MAX_LOG_CHARS,
     MAX_NAME_CHARS,
     MAX_RULES,
     InvalidRuleError,
@@ -161,6 +162,7 @@ def test_a_name_that_no_rule_can_have_gets_what_everybody_has() -> None:
         lambda: Subject.parse("user:a\x1b[2Jb"),
         lambda: Subject.parse("user:" + "x" * (MAX_NAME_CHARS + 1)),
         lambda: LogPattern.parse(""),
+        lambda: LogPattern.parse("x" * (MAX_LOG_CHARS + 1)),
         lambda: LogPattern.parse("a*b"),
         lambda: LogPattern.parse("**"),
         lambda: LogPattern.parse("a\\b"),
@@ -363,6 +365,17 @@ def test_memory_of_decisions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     for number in range(100):
         assert one.decide(ALICE, Verb.READ, f"a{number}").allowed
         assert len(one._decided) <= 10
+
+
+def test_a_name_that_is_no_logs_is_decided_on_and_not_remembered() -> None:
+    """Names come from clients, in requests of megabytes: kept, they would take all the memory that there is."""
+    one = book("allow user:alice read a*")
+    assert one.decide(ALICE, Verb.READ, "a" * 1_000_000).allowed
+    assert not one.decide(ALICE, Verb.WRITE, "a" * 1_000_000).allowed
+    assert one.decide(replace(ALICE, name="a" * 10_000), Verb.READ, "a").allowed is False
+    assert one._decided == {}
+    assert one.decide(ALICE, Verb.READ, "a" * MAX_LOG_CHARS).allowed
+    assert len(one._decided) == 1
 
 
 def test_thousands_of_rules_are_not_walked_through() -> None:

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from helpers.keeper_identities import HOUR, FolderTls, KeeperAuthority, client_context
+from helpers.security.minting import MintedAuthority, replace_file, write_folder
 from helpers.worlds.metadata import Heard
 
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
 from metadata.retry import reconnected
+from metadata.security.identity import TlsFiles, TlsIdentity
 from metadata.store import Create, SessionState
 from metadata.zookeeper.client import ZooKeeperStore
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
@@ -36,7 +38,7 @@ def authority() -> KeeperAuthority:
 def secured(authority: KeeperAuthority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
     """One server for the module, whose only port is the secure one."""
     directory = tmp_path_factory.mktemp("secured")
-    security = ServerSecurity.of_folder(authority.issue(directory / "identity"), operator="CN=op,OU=operator")
+    security = ServerSecurity.of_folder(authority.issue(directory / "identity", hosts=("127.0.0.1",)))
     with EmbeddedZooKeeper(directory / "server", security=security) as server:
         yield server
 
@@ -53,7 +55,7 @@ def fixed(folder: Path, **options: bool) -> FixedTls:
 async def refused(server: EmbeddedZooKeeper, tls: FixedTls, host: str = "127.0.0.1") -> str:
     """Return why there is no session; it is told long before the time for connecting is up."""
     with pytest.raises(MetadataUnavailableError) as caught:
-        await asyncio.wait_for(ZooKeeperStore.connect(f"{host}:{server.port}", connect_timeout_ms=60_000, tls=tls), 20)
+        await asyncio.wait_for(ZooKeeperStore.connect(f"{host}:{server.port}", connect_timeout_ms=60_000, tls=tls), 60)
     return str(caught.value)
 
 
@@ -78,16 +80,17 @@ async def test_a_session_by_tls_does_what_any_session_does(secured: EmbeddedZooK
     await store.close()
 
 
+@pytest.mark.long
 async def test_a_session_lives_on_while_nothing_is_asked(secured: EmbeddedZooKeeper, client: Path) -> None:
     """A third of the time is enough for a ticket of TLS's own to be taken for an answer that is to come."""
-    store = await ZooKeeperStore.connect(secured.address, tls=fixed(client), session_timeout_ms=1_000)
+    store = await ZooKeeperStore.connect(secured.address, tls=fixed(client), session_timeout_ms=4_000)
     states, first = Heard(), store.session_id
     store.on_session(states)
     observer = await ZooKeeperStore.connect(secured.address, tls=fixed(client))
     gone = Heard()
     await store.create("/lives", ephemeral=True)
     await observer.get("/lives", gone)
-    await asyncio.wait([asyncio.ensure_future(gone.wait(1))], timeout=3)
+    await asyncio.wait([asyncio.ensure_future(gone.wait(1))], timeout=12)
     assert (states.items, gone.items, store.session_id) == ([], [], first)
     await observer.close()
     await store.close()
@@ -118,14 +121,9 @@ async def test_a_server_of_a_foreign_authority_hears_nothing(secured: EmbeddedZo
     assert "the certificate of 127.0.0.1 is not accepted" in await refused(secured, fixed(believer))
 
 
-async def test_a_server_of_another_name_hears_nothing(authority: KeeperAuthority, tmp_path: Path, client: Path) -> None:
-    elsewhere = authority.issue(tmp_path / "elsewhere", hosts=("zk.example.org",))
-    with EmbeddedZooKeeper(tmp_path / "server", security=ServerSecurity.of_folder(elsewhere)) as server:
-        said = await refused(server, fixed(client))
-        assert "IP address mismatch" in said
-        assert "the certificate of localhost is not accepted: Hostname mismatch" in await refused(
-            server, fixed(client), "localhost"
-        )
+async def test_a_server_of_another_name_hears_nothing(secured: EmbeddedZooKeeper, client: Path) -> None:
+    said = await refused(secured, fixed(client), "localhost")
+    assert "the certificate of localhost is not accepted: Hostname mismatch" in said
 
 
 async def test_plain_text_gets_nothing_at_the_secure_port(secured: EmbeddedZooKeeper, client: Path) -> None:
@@ -150,6 +148,7 @@ async def test_old_versions_of_tls_are_refused(secured: EmbeddedZooKeeper, clien
     assert "TLS" in await refused(secured, FixedTls(context))
 
 
+@pytest.mark.long
 async def test_one_server_that_refuses_costs_no_session_where_another_one_does_not(
     secured: EmbeddedZooKeeper, authority: KeeperAuthority, tmp_path: Path, client: Path
 ) -> None:
@@ -160,6 +159,7 @@ async def test_one_server_that_refuses_costs_no_session_where_another_one_does_n
             await store.close()
 
 
+@pytest.mark.long
 async def test_a_session_goes_on_with_a_renewed_certificate_and_says_why_it_could_not_before(
     authority: KeeperAuthority, tmp_path: Path, client: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,7 +167,7 @@ async def test_a_session_goes_on_with_a_renewed_certificate_and_says_why_it_coul
     server.start()
     try:
         tls = FolderTls(client)
-        store = await ZooKeeperStore.connect(server.address, tls=tls, session_timeout_ms=30_000)
+        store = await ZooKeeperStore.connect(server.address, tls=tls, session_timeout_ms=60_000)
         states, first = Heard(), store.session_id
         store.on_session(states)
         authority.issue(client, "reader", "client", ends=datetime.timedelta(seconds=-1))
@@ -184,7 +184,7 @@ async def test_a_session_goes_on_with_a_renewed_certificate_and_says_why_it_coul
             said = [record for record in caplog.records if "refuses this process's certificate" in record.message]
             assert len(said) == 1
             authority.issue(client, "reader", "client")
-            assert await reconnected(store, 20_000)
+            assert await reconnected(store, 60_000)
         assert store.session_id == first
         assert states.items == [SessionState.SUSPENDED, SessionState.CONNECTED]
         await store.close()
@@ -192,6 +192,34 @@ async def test_a_session_goes_on_with_a_renewed_certificate_and_says_why_it_coul
         server.kill()
 
 
+@pytest.mark.long
+async def test_a_server_whose_certificate_is_revoked_is_left_and_not_spoken_to_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("metadata.zookeeper.edge.JUDGE_EVERY_S", 0.05)
+    minted = MintedAuthority()
+    pair, other = (minted.issue(name, roles=["zookeeper"], hosts=["127.0.0.1"]) for name in ("zk-1", "zk-2"))
+    identity = write_folder(tmp_path / "id", pair, minted.pem)
+    client = minted.folder(tmp_path / "client", "client", roles=["client"], revoked=minted.revoke(other))
+    with EmbeddedZooKeeper(tmp_path / "server", security=ServerSecurity.of_folder(identity)) as server:
+        tls = TlsIdentity(TlsFiles.of_folder(client))
+        store = await ZooKeeperStore.connect(server.address, tls=tls)
+        states = Heard()
+        store.on_session(states)
+        await store.get("/")
+        replace_file(client / "revoked.pem", minted.revoke(pair, other))
+        await states.wait(1)
+        assert states.items == [SessionState.SUSPENDED]
+        assert "the server's certificate is not good any more" in caplog.text
+        assert not await reconnected(store, 500)
+        with pytest.raises(MetadataUnavailableError, match=r"is not accepted: certificate revoked"):
+            await store.get("/")
+        with pytest.raises(MetadataUnavailableError, match=r"certificate revoked"):
+            await ZooKeeperStore.connect(server.address, tls=tls, connect_timeout_ms=60_000)
+        await store.close()
+
+
+@pytest.mark.long
 async def test_a_running_server_takes_up_a_renewed_certificate(
     authority: KeeperAuthority, tmp_path: Path, client: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +234,7 @@ async def test_a_running_server_takes_up_a_renewed_certificate(
             while _certificate(server, client) == before:
                 await store.get("/")  # its connection is the one it had
 
-        await asyncio.wait_for(renewed(), 20)
+        await asyncio.wait_for(renewed(), 60)
         await store.close()
 
 
@@ -218,6 +246,7 @@ def _certificate(server: EmbeddedZooKeeper, client: Path) -> bytes | None:
         return secured.getpeercert(True)
 
 
+@pytest.mark.long
 async def test_both_ports_in_one_take_both_kinds(authority: KeeperAuthority, tmp_path: Path, client: Path) -> None:
     security = ServerSecurity.of_folder(authority.issue(tmp_path / "id"), clients=ClientPort.BOTH)
     with EmbeddedZooKeeper(tmp_path / "server", security=security) as server:
@@ -255,3 +284,14 @@ def test_what_does_not_fit_together_is_not_handed_to_the_server(authority: Keepe
     (identity / "key.pem").write_text("-----BEGIN EC PRIVATE KEY-----\n")
     with pytest.raises(CallerError, match="PKCS#8"):
         security.install(tmp_path / "server")
+
+
+def test_beyond_loopback_a_server_listens_secured_or_not_at_all(authority: KeeperAuthority, tmp_path: Path) -> None:
+    security = ServerSecurity.of_folder(authority.issue(tmp_path / "id"))
+    with pytest.raises(CallerError, match="without security"):
+        EmbeddedZooKeeper(tmp_path / "server", host="0.0.0.0")
+    server = EmbeddedZooKeeper(tmp_path / "server", host="0.0.0.0", security=security)
+    server.security = None
+    with pytest.raises(CallerError, match="without security"):
+        server.start()
+    assert not server.running

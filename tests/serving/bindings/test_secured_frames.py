@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import random
 import socket
 import ssl
 import time
@@ -36,6 +37,7 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     WriteRecords,
 )
+from dlspark.serving.protocol.request_frames import encode_request
 from dlspark.serving.security.authentication import Authentication
 from dlspark.serving.security.credentials import ClientCredentials, client_credentials
 from dlspark.serving.security.settings import ProxySecurity
@@ -157,7 +159,7 @@ async def test_a_certificate_proves_who_the_client_is(secured: Secured) -> None:
     await secured.start(proves=True)
     async with connected(secured, secured.credentials("client-1", roles=["client"])) as client:
         assert await client.call(STREAM) == Done()
-    (caller,) = secured.service.callers
+    caller = secured.service.callers[-1]
     assert caller.principal is not None
     assert (caller.principal.name, caller.principal.roles, caller.restrictions) == ("client-1", {"client"}, None)
     assert secured.notes.refused == []
@@ -184,7 +186,14 @@ async def test_a_token_takes_the_place_of_a_certificate(secured: Secured) -> Non
 # ---------------------------------------------------------------------- who is not let in
 
 
-async def test_nobody_is_refused_request_by_request_and_then_closed(secured: Secured) -> None:
+async def _asks_nothing_first(self: FramesClient, credentials: ClientCredentials, timeout_ms: int) -> None:
+    """What a client of another project does, or an attacker."""
+
+
+async def test_nobody_is_refused_request_by_request_and_then_closed(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FramesClient, "_prove", _asks_nothing_first)
     await secured.start(first_request_ms=300)
     client = await secured.client(secured.credentials())
     for request in (STREAM, Handshake(), WriteRecords("orders", (b"x",))):
@@ -201,10 +210,14 @@ async def test_certificates_that_are_refused(secured: Secured, tmp_path: Path) -
     await secured.start(proves=True, roles=frozenset({"client"}))
     foreign = MintedAuthority("Another authority")
     write_folder(tmp_path / "foreign", foreign.issue("client-1", roles=["client"]), secured.authority.pem)
-    assert "certificate" in await refused(secured, secured.credentials())
+    assert "may refuse what it was shown" in await refused(secured, secured.credentials())
     unknown = ClientCredentials(TlsIdentity(TlsFiles.of_folder(tmp_path / "foreign")))
-    assert "authority" in await refused(secured, unknown)
+    assert "may refuse what it was shown" in await refused(secured, unknown)
     assert "roles" in await refused(secured, secured.credentials("node-1", roles=["node"]))
+    reasons = [reason for reason, _ in secured.notes.refused]
+    assert sum("no certificate" in one for one in reasons) == 1
+    assert sum("certificate is refused" in one for one in reasons) == 1
+    assert any("roles" in reason and name == "node-1" for reason, name in secured.notes.refused)
     assert secured.service.requests == []
     async with connected(secured, secured.credentials("client-1", roles=["client"])) as client:
         assert await client.call(STREAM) == Done()  # others are not touched by that
@@ -224,7 +237,7 @@ async def test_a_revoked_certificate_is_refused(secured: Secured) -> None:
     replace_file(secured.folder / "proxy" / "revoked.pem", secured.authority.revoke(pair))
     await secured.start(proves=True)
     credentials = ClientCredentials(TlsIdentity(TlsFiles.of_folder(secured.folder / "client-1")))
-    assert "revoked" in await refused(secured, credentials)
+    assert "may refuse what it was shown" in await refused(secured, credentials)
     assert secured.service.requests == []
 
 
@@ -251,7 +264,8 @@ async def test_tokens_that_are_refused(secured: Secured) -> None:
         assert await client.call(STREAM) == Done()
 
 
-async def test_whoever_guesses_tokens_is_closed_after_three(secured: Secured) -> None:
+async def test_whoever_guesses_tokens_is_closed_after_three(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FramesClient, "_prove", _asks_nothing_first)
     await secured.start()
     client = await secured.client(secured.credentials())
     answers = await asyncio.gather(*(client.call(Handshake(token=b"a.b.%d" % number)) for number in range(5)))
@@ -467,6 +481,56 @@ async def test_a_client_with_a_renewed_certificate_is_stale_until_it_connects_an
         client.finish()
         assert await waiting == Done()
         await until(lambda: client.closed)
+
+
+# ---------------------------------------------------------------------- whatever is sent
+
+
+@pytest.mark.torture
+async def test_no_bytes_get_past_the_door_or_bring_it_down(
+    secured: Secured, rounds: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FramesClient, "_prove", _asks_nothing_first)
+    await secured.start()
+    seeded = random.Random(7)
+    context = secured.credentials().context()
+    hello = _client_hello(context)
+
+    async def send(data: bytes, *, under_tls: bool) -> None:
+        try:
+            _, writer = await asyncio.open_connection(
+                "127.0.0.1", secured.server.port, ssl=context if under_tls else None
+            )
+            writer.write(data)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+        except OSError:
+            pass
+
+    for _ in range(rounds or 4):
+        batch = []
+        for _ in range(10):
+            begun = bytearray(hello[: seeded.randrange(1, len(hello))])
+            begun[seeded.randrange(len(begun))] ^= 1 << seeded.randrange(8)
+            batch.append(send(bytes(begun) if seeded.random() < 0.7 else seeded.randbytes(200), under_tls=False))
+            frame = bytearray(b"".join(encode_request(seeded.randrange(1, 9), Handshake(token=seeded.randbytes(40)))))
+            frame[seeded.randrange(len(frame))] ^= 1 << seeded.randrange(8)
+            unproven = b"".join(encode_request(1, WriteRecords("orders", (b"x",))))
+            batch.append(send(bytes(frame) + unproven, under_tls=True))
+        await asyncio.gather(*batch)
+    assert secured.service.requests == []
+    monkeypatch.undo()
+    async with connected(secured, secured.credentials(token=secured.token())) as client:
+        assert await client.call(STREAM) == Done()
+
+
+def _client_hello(context: ssl.SSLContext) -> bytes:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
 
 
 # ---------------------------------------------------------------------- settings

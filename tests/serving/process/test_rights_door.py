@@ -14,6 +14,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import RequestDeniedError
 from dlspark.serving.bindings.service import Caller
 from dlspark.serving.client.answer_rules import AnswerRule, rule_of
+from dlspark.serving.process import rights_door
 from dlspark.serving.process.rights_door import PROVED, VERBS_OF, RightsDoor
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import (
@@ -102,8 +103,14 @@ class Entrance:
         self.now_s = 1000.0
         self.use(*rules)
         noted = options.pop("noted", NOWHERE)
+        notes_all = options.pop("notes_all", False)
         self.door = RightsDoor(
-            self.service, lambda: self.book, demands_proof=demands_proof, noted=noted, now_s=lambda: self.now_s
+            self.service,
+            lambda: self.book,
+            demands_proof=demands_proof,
+            noted=noted,
+            notes_all=notes_all,
+            now_s=lambda: self.now_s,
         )
 
     def use(self, *rules: str) -> None:
@@ -301,6 +308,54 @@ def test_the_next_request_finds_the_right_withdrawn() -> None:
     assert is_denied(entrance.begin(REQUESTS[WriteRecords], caller)[0])
 
 
+@pytest.mark.parametrize("kind", [WriteRecords, ReadBatch])
+def test_what_is_remembered_of_a_caller_ends_with_rules_proof_and_restrictions(kind: type[Request]) -> None:
+    rules = ["allow user:alice read,write *"]
+    entrance = Entrance(*rules)
+    caller = Caller("a:1", replace(ALICE, expires_at_s=2000.0))
+    request = REQUESTS[kind]
+
+    def is_refused() -> bool:
+        entrance.now_s += 1
+        return is_denied(entrance.begin(request, caller)[0])
+
+    assert [is_refused() for _ in range(3)] == [False] * 3
+    assert (kind, "orders") in entrance.door._known[caller].allowed
+    entrance.use()
+    assert [is_refused() for _ in range(2)] == [True] * 2
+    entrance.use(*rules)
+    assert [is_refused() for _ in range(2)] == [False] * 2
+    caller.restrictions = Restrictions(("invoices",))
+    assert [is_refused() for _ in range(2)] == [True] * 2
+    caller.restrictions = None
+    assert [is_refused() for _ in range(2)] == [False] * 2
+    caller.principal = Principal("bob", Scheme.TLS)
+    assert [is_refused() for _ in range(2)] == [True] * 2
+    caller.principal = replace(ALICE, expires_at_s=2000.0)
+    assert [is_refused() for _ in range(2)] == [False] * 2
+    entrance.now_s = 2000.0
+    assert [is_refused() for _ in range(2)] == [True] * 2
+    entrance.door.caller_gone(caller)
+    assert entrance.door._known == {}
+
+
+def test_a_long_name_is_not_remembered_of_a_caller() -> None:
+    entrance = Entrance("allow user:alice write *")
+    caller = Caller("a:1", ALICE)
+    entrance.begin(WriteRecords("a", (b"x",)), caller)
+    assert not is_denied(entrance.begin(WriteRecords("a" * 100_000, (b"x",)), caller)[0])
+    assert entrance.door._known[caller].allowed == {(WriteRecords, "a")}
+
+
+def test_what_is_remembered_of_a_caller_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rights_door, "MAX_KNOWN", 3)
+    entrance = Entrance("allow user:alice write *")
+    caller = Caller("a:1", ALICE)
+    for number in range(10):
+        assert not is_denied(entrance.begin(WriteRecords(f"log{number}", (b"x",)), caller)[0])
+        assert len(entrance.door._known[caller].allowed) <= 3
+
+
 # ---------------------------------------------------------------------- the audit trail
 
 
@@ -329,13 +384,24 @@ def test_refusals_and_changes_are_noted_with_the_rule(tmp_path: Path) -> None:
     assert noted[2]["principal"] is None
 
 
+def test_each_write_is_noted_where_all_is(tmp_path: Path) -> None:
+    trail = AuditTrail(tmp_path / "audit.log", max_bytes=1 << 20, files=2, allowed="all")
+    entrance = Entrance("allow user:alice write *", noted=trail, notes_all=True)
+    caller = Caller("a:1", ALICE)
+    for _ in range(3):
+        entrance.begin(REQUESTS[WriteRecords], caller)
+    trail.close()
+    assert len((tmp_path / "audit.log").read_text().splitlines()) == 3
+
+
 def test_nothing_is_allowed_while_a_complete_trail_cannot_be_written(tmp_path: Path) -> None:
     trail = AuditTrail(tmp_path / "audit.log", max_bytes=1 << 20, files=2, refuse_unwritten=True)
     entrance = Entrance("allow user:alice write *", noted=trail)
-    assert not is_denied(entrance.ask(REQUESTS[WriteRecords]))
+    caller = Caller("a:1", ALICE)
+    assert not is_denied(entrance.begin(REQUESTS[WriteRecords], caller)[0])
     trail._failure = "no space"
-    for principal in (ALICE, OPERATOR, None):
-        answer = entrance.ask(REQUESTS[WriteRecords], principal)
+    for one in (caller, Caller("a:1", OPERATOR), Caller("a:1")):
+        (answer,) = entrance.begin(REQUESTS[WriteRecords], one)
         assert isinstance(answer, Refusal)
         assert answer.code is StatusCode.SERVICE_UNAVAILABLE  # another proxy may have room
     assert len(entrance.service.requests) == 1

@@ -64,6 +64,7 @@ class Guarded:
             "server_grpc_port": -1,
             "server_advertised_host": "host",
             "auditLog": str(self.trail),
+            "insecureListen": "allow",
         }
         given = {"network": Pipes(), "statistics": Statistics(CollectorRegistry())}
         self.write_proxy = WriteProxy(
@@ -75,7 +76,7 @@ class Guarded:
         )
         self.read_proxy = ReadProxy(
             None,
-            ReadProxySettings(advertised_host="host"),
+            ReadProxySettings.from_mapping({"advertisedHost": "host", "insecureListen": "allow"}),
             namespace=await self.world.namespace(),
             **given,  # type: ignore[arg-type]
         )

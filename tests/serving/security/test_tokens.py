@@ -68,6 +68,11 @@ class World:
         return signed(head, GOOD if claims is None else claims, key or self.ec, algorithm)
 
 
+def refreshed(world: World) -> None:
+    world.verifier.refresh_keys()
+    world.verifier.refresh_revoked()
+
+
 def signed(header: dict[str, Any], claims: object, key: Any, algorithm: str) -> str:
     """Sign by the algorithm, whatever the header says."""
     data = claims if isinstance(claims, bytes) else json.dumps(claims).encode()
@@ -330,13 +335,13 @@ def test_a_token_ends_with_its_time_its_key_or_its_revocation(world: World) -> N
     assert world.verifier.objection(proven) == "the token has expired"
     world.now = NOW
     world.revoked.write_text("other\none\n")
-    world.verifier.refresh()
+    refreshed(world)
     assert world.verifier.objection(proven) == "the token was revoked"
     with pytest.raises(NotAuthenticatedError, match="revoked"):
         world.verifier.verify(world.token({**GOOD, "jti": "one"}))
     world.revoked.write_text("")
     world.publish(world.rsa)
-    world.verifier.refresh()
+    refreshed(world)
     assert world.verifier.objection(proven) == "the key of the token is used no longer"
 
 
@@ -344,7 +349,7 @@ def test_a_token_that_was_good_is_refused_once_its_key_is_another_one(world: Wor
     token = world.token()
     world.verifier.verify(token)
     world.publish(ECKey.generate_key("P-256", {"kid": "ec"}))
-    world.verifier.refresh()
+    refreshed(world)
     with pytest.raises(NotAuthenticatedError, match="signature"):
         world.verifier.verify(token)
 
@@ -356,7 +361,7 @@ def test_keys_that_cannot_be_read_again_stay_for_a_bounded_time(world: World, ca
             world.keys.unlink()
         else:
             world.keys.write_bytes(content)
-        world.verifier.refresh()
+        refreshed(world)
         world.elapsed += 10
         world.verifier.verify(token)
     assert caplog.text.count("cannot be read") == 1
@@ -364,7 +369,7 @@ def test_keys_that_cannot_be_read_again_stay_for_a_bounded_time(world: World, ca
     with pytest.raises(NotAuthenticatedError, match="no key"):
         world.verifier.verify(token)
     world.publish(world.ec)
-    world.verifier.refresh()
+    refreshed(world)
     world.verifier.verify(token)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from helpers.bookie.nodes import Nodes, running
+from helpers.bookie.nodes import SETTINGS, Nodes, running
 from helpers.security.minting import MintedAuthority, now, replace_file, secured_by, write_folder
 from helpers.waiting import until
 
@@ -16,6 +17,8 @@ from metadata.bookkeeper.ledger_metadata import LedgerState
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.security.identity import REVOKED_FILE
 from metadata.security.settings import AdmissionSettings, SecuritySettings
+from metadata.zookeeper.memory import MemoryStore
+from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.client.connections import ask_disk_space
 from storage_node.edge import FrameHandler, Link, Listener
 from storage_node.errors import BookieUnreachableError, LedgerRecoveryError, QuorumWriteError, SecureConnectionError
@@ -24,6 +27,7 @@ from storage_node.protocol.encoding import encode_error_response
 from storage_node.protocol.frames import Buffer
 from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.values import StartTlsRequest
+from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.transport.tcp import TcpNetwork
 
 OFF = SecuritySettings(security="off")
@@ -333,3 +337,29 @@ async def test_certificates_are_changed_and_the_old_ones_revoked_under_load_and_
     written, read = await load
     assert written >= read > 20
     await writer.close()
+
+
+@pytest.mark.long
+async def test_auto_recovery_copies_between_secured_nodes_by_the_nodes_own_certificate(world: World) -> None:
+    nodes = world.nodes
+    nodes.admission = AdmissionSettings(authorized_roles=("node", "client"))
+    for number in (1, 2, 3):
+        await nodes.start(f"node-{number}")
+    writer = await nodes.client().create(ensemble_size=3, write_quorum=3, ack_quorum=2)
+    await asyncio.gather(*(writer.add(b"%d" % number) for number in range(50)))
+    await writer.close()
+    lost = next(name for name in writer.metadata.last_ensemble.bookies if name != "node-0")
+    store = MemoryStore(nodes.tree)
+    settings = AutoRecoverySettings(client=replace(SETTINGS, security=nodes.security))
+    daemon = AutoRecovery(settings, store, bookie_id="recovery")
+    await nodes.stop(lost)
+    await daemon.start()
+
+    async def replaced() -> bool:
+        return lost not in (await nodes.ledgers.read(writer.ledger_id)).value.last_ensemble.bookies
+
+    await until(replaced)
+    await daemon.stop()
+    await store.close()
+    reader = await nodes.client().open(writer.ledger_id, recover=False)
+    assert len(await reader.read(0, 49)) == 50

@@ -29,6 +29,7 @@ from storage_node.edge import Link, TlsTerms
 from storage_node.errors import SecureConnectionError, TlsError
 from storage_node.protocol.frames import ChunkPool
 from storage_node.transport import newcomers
+from storage_node.transport.links import TcpLink
 from storage_node.transport.tcp import TcpNetwork
 from storage_node.transport.tls import RECORD_BYTES, TlsEntrance, _records, connect_secured, securable, secure
 
@@ -346,6 +347,33 @@ async def test_one_byte_in_a_record_is_enough_for_a_record() -> None:
         await until(lambda: served.peers[0].frames, every_s=0)
         assert served.peers[0].frames == [b"x" * 400]
         client.close()
+
+
+async def test_a_read_that_has_to_write_first_goes_on_once_the_socket_takes_something() -> None:
+    """OpenSSL answers a peer's change of keys from within a read."""
+    async with serving(TlsEntrance(server_context)) as served:
+        client = Peer()
+        link = await served.connect(client)
+        await secure(link, terms_of_client())
+        await until(lambda: served.peers, every_s=0)
+        theirs = served.peers[0].link
+        assert isinstance(theirs, TcpLink)
+        assert theirs._tls is not None
+        read, tries = theirs._receive, []
+
+        def write_first(view: memoryview) -> int:
+            tries.append(theirs._reading)
+            if len(tries) == 1:
+                theirs._tls.stalled = True  # type: ignore[union-attr]  # see above
+                raise BlockingIOError
+            return read(view)
+
+        theirs._receive = write_first
+        link.send(framed(b"after a change of keys"))
+        await until(lambda: client.frames == [b"after a change of keys"], every_s=0)
+        assert len(tries) >= 2
+        assert not theirs._tls.stalled
+        assert not theirs._writing
 
 
 def test_pieces_are_cut_into_full_records_whatever_they_are() -> None:

@@ -256,6 +256,14 @@ def test_a_response_changed_anywhere_never_enters_as_another(data: st.DataObject
         assert serving.principal == Principal("bookkeeper-hd", Scheme.DIGEST_MD5)
 
 
+def test_no_error_is_as_long_as_a_peer_likes() -> None:
+    client, serving = DigestMd5Client("x" * 3000, Secret("testpwd"), authorized=False), server()
+    response = client.step(serving.step(client.step(b"") or b"")) or b""
+    with pytest.raises(SaslError) as caught:
+        serving.step(response)
+    assert len(str(caught.value)) < 400
+
+
 def test_no_error_shows_a_password() -> None:
     client, serving = DigestMd5Client("bookkeeper-hd", Secret("a-secret-text")), server()
     response = client.step(serving.step(client.step(b"") or b"")) or b""

@@ -1,0 +1,75 @@
+"""The security of a sandbox: an authority of its own, and the identity folders of what runs in it.
+
+They lie in its folder, `security/`, as `dlspark tls init` makes them, and stay across restarts; certificates that end
+soon are renewed at a start. What a program needs to enter is `client_folder`, by the variable `DLSPARK_SECURITY` or the
+settings `security=on` and `securityDirectory`; an operator's is `operator_folder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Final
+
+from dlspark.sandbox.state import LOCAL_HOST, SECURITY_FOLDER
+from metadata.security.authority import FIRST_ROLES, SERVER_ROLES, CertificateAuthority
+from metadata.security.settings import VARIABLE, SecuritySettings
+from metadata.zookeeper.secure_server import ServerSecurity
+
+HOSTS: Final = ("localhost", LOCAL_HOST)
+_RENEWED_BEFORE: Final = timedelta(days=30)
+_OPERATOR: Final = "CN=operator,OU=operator"
+"""The subject of the operator's certificate, as ZooKeeper compares it."""
+
+
+class SandboxSecurity:
+    """Which identities has a sandbox? One for each role."""
+
+    def __init__(self, directory: Path) -> None:
+        """Look at nothing yet; `directory` is the sandbox's."""
+        self._place = directory / SECURITY_FOLDER
+
+    def prepare(self) -> None:
+        """Make the authority and the folders, or renew what ends soon. Raises IdentityError."""
+        if not self._place.exists():
+            CertificateAuthority.create(self._place)
+        soon = datetime.now(timezone.utc) + _RENEWED_BEFORE
+        with CertificateAuthority.open_in(self._place) as authority:
+            known = {one.name: one for one in authority.names()}
+            for role in FIRST_ROLES:  # some are missing where an earlier start was killed in their midst
+                if role not in known:
+                    authority.issue(role, [role], HOSTS if role in SERVER_ROLES else ())
+                elif known[role].certificates[-1].ends < soon and not known[role].is_revoked:
+                    authority.renew(role)
+            authority.refresh_lists()
+
+    def folder(self, role: str) -> Path:
+        """Return the identity folder of a role."""
+        return self._place / role
+
+    @property
+    def client_folder(self) -> Path:
+        """What a program that reads and writes needs."""
+        return self.folder("client")
+
+    @property
+    def operator_folder(self) -> Path:
+        """What a person needs who may do everything."""
+        return self.folder("operator")
+
+    def settings(self, role: str) -> dict[str, str]:
+        """Return the settings of a process in a role, by their keys, which are the same for all."""
+        return {"security": "on", "securityDirectory": str(self.folder(role))}
+
+    def environment(self, role: str) -> Mapping[str, str]:
+        """Return the variables of a process in a role that is a client only."""
+        return {VARIABLE: str(self.folder(role))}
+
+    def zookeeper(self) -> ServerSecurity:
+        """Return how the ZooKeeper server is secured; the operator is its super user."""
+        return ServerSecurity.of_folder(self.folder("zookeeper"), operator=_OPERATOR)
+
+    def operator(self) -> SecuritySettings:
+        """Return as whom metadata are initialised."""
+        return SecuritySettings(security="on", security_directory=str(self.operator_folder))
