@@ -26,6 +26,8 @@ from typing import Final
 from metadata.foundation.errors import CallerError
 from metadata.security.secrets import Secret, secret_from_file
 
+_SHA1_BYTES: Final = 20
+"""Of the hash by which ZooKeeper knows a digest identity: its format."""
 SECRET_FILE: Final = "zookeeper.secret"
 """In an identity folder: one line `name:password`, the same for all processes of a cluster."""
 
@@ -87,7 +89,7 @@ class Credential:
     def entry(self, rights: int = ALL) -> AclEntry:
         """Return the entry of a list that means this identity."""
         text = self.secret.reveal()
-        hashed = base64.b64encode(hashlib.sha1(text.encode()).digest()).decode()
+        hashed = base64.b64encode(hashlib.sha1(text.encode(), usedforsecurity=False).digest()).decode()
         return AclEntry("digest", f"{text.partition(':')[0]}:{hashed}", rights)
 
 
@@ -155,7 +157,7 @@ def shared_entries(
 def _is_hashed(identity: str) -> bool:
     _, colon, hashed = identity.partition(":")
     try:
-        return bool(colon) and len(base64.b64decode(hashed, validate=True)) == hashlib.sha1().digest_size
+        return bool(colon) and len(base64.b64decode(hashed, validate=True)) == _SHA1_BYTES
     except ValueError:
         return False
 
