@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from metadata.foundation.errors import CallerError
 from metadata.security.settings import SecurityMode, SecuritySettings, client_identity
 from metadata.store import RetryPolicy
 from metadata.zookeeper.access import (
+    SECRET_FILE,
     WORLD_READS,
     Access,
     Credential,
@@ -23,6 +25,8 @@ from metadata.zookeeper.tls_socket import ClientTls, FixedTls
 
 if TYPE_CHECKING:
     from metadata.zookeeper.client import ZooKeeperStore
+
+logger = logging.getLogger(__name__)
 
 
 def session_tls(settings: SecuritySettings, environment: Mapping[str, str] | None = None) -> ClientTls | None:
@@ -79,6 +83,15 @@ def session_access(
             "zkEnableSecurity=true, and no identity is there that a cluster's processes share: lists of the creator's "
             "certificate alone would shut all others out",
             advice="Set zkAclSecretPath (or have zookeeper.secret in securityDirectory), or zkAclIdentities",
+        )
+    if lists and not entries:
+        # Not refused: a client that only reads, whose folder has no secret on purpose, opens sessions as well.
+        folder = settings.client_folder(environment)
+        where = f"no {SECRET_FILE} in {folder}" if folder else "zkAclSecretPath is not set"
+        logger.warning(
+            "what this process creates in ZooKeeper is open to all whom ZooKeeper lets in, and what others have closed "
+            "it may not use: %s, and zkAclIdentities names nobody with all rights (zkEnableSecurity=false: it is meant)",
+            where,
         )
     return Access(credentials, entries, needs_tls=shared is not None)
 
