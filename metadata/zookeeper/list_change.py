@@ -139,19 +139,24 @@ class ListChange:
 
     async def _visit(self, path: str) -> list[str]:
         """Change one znode, and return those below it. They are asked for first: the list may take that right."""
+        names: Sequence[str] | None
         try:
             names, _ = await repeat(self._store, lambda: self._store.children(path))
         except NoNodeError:
             return []
         except NoAuthError:
-            names = []  # and the next line says that the znode itself refuses
+            names = None
         try:
             await self._change(path)
+            if names is None:
+                # Its list let this session change it, but not look below: the new one may. Else nothing below it was
+                # looked at, and the report says that something is left.
+                names, _ = await repeat(self._store, lambda: self._store.children(path))
         except NoNodeError:
             return []
         except NoAuthError:
             self.report.refused.append(path)
-        return [join(path, name) for name in names]
+        return [join(path, name) for name in names or ()]
 
     async def _change(self, path: str) -> None:
         for _ in range(_RACES):

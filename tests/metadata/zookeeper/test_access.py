@@ -182,6 +182,17 @@ async def test_lists_of_others_stay_and_are_named(session: Opener) -> None:
 
 
 @pytest.mark.processes
+async def test_below_a_znode_that_may_be_changed_and_not_read_nothing_is_left_out(session: Opener) -> None:
+    unread = Access((SHARED,), (SHARED.entry(ALL & ~READ),), needs_tls=True)
+    blind, cluster = await session("blind", access=unread), await session("node-1")
+    for path in ("/unread", "/unread/a", "/unread/a/b"):
+        await blind.create(path)
+    report = await ListChange(cluster, CLUSTER, CLUSTER.entries).run(["/unread"])
+    assert (report.changed, report.refused) == (3, [])
+    assert (await ListChange(cluster, CLUSTER, CLUSTER.entries).run(["/unread"])).kept == 3
+
+
+@pytest.mark.processes
 async def test_nobody_shuts_themselves_out(session: Opener) -> None:
     nobody = await session("nobody", access=Access())
     await nobody.create("/mine")
