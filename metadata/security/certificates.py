@@ -90,6 +90,8 @@ class RevocationList:
     next_update_s: float | None
     """None: the list does not say when the next one comes."""
     serials: frozenset[int]
+    part: bytes = b""
+    """Which of the authority's certificates it is about, as it says it (`issuingDistributionPoint`); empty: all."""
 
     def ends_soon(self, now_s: float) -> bool:
         """Return whether less than a third of its time is left."""
@@ -191,9 +193,12 @@ def read_revocations(der: bytes) -> RevocationList:
     if rest and rest[0].tag not in (SEQUENCE, _LIST_EXTENSIONS):
         next_update_s = rest.pop(0).time_s()
     entries = rest.pop(0).children() if rest and rest[0].tag == SEQUENCE else []
+    part = b""
     for extension in _extensions(rest, _LIST_EXTENSIONS):
         if extension[0] == "2.5.29.27":
             raise DerError("a revocation list has changes only, not all that is revoked")
+        if extension[0] == "2.5.29.28":
+            part = extension[1]
     serials: set[int] = set()
     for entry in entries:
         fields = entry.expect(SEQUENCE).children()
@@ -201,7 +206,8 @@ def read_revocations(der: bytes) -> RevocationList:
             raise DerError("an entry of a revocation list is empty")
         serials.add(fields[0].integer())
     parts = _parts(issuer)
-    return RevocationList(_comparable(parts), name_text(parts), this_update.time_s(), next_update_s, frozenset(serials))
+    issued_s = this_update.time_s()
+    return RevocationList(_comparable(parts), name_text(parts), issued_s, next_update_s, frozenset(serials), part)
 
 
 def name_text(parts: Iterable[Iterable[tuple[str, str]]]) -> str:

@@ -309,9 +309,13 @@ class TlsIdentity:
         names = {facts.issuer, facts.subject}
         if names & self._ever_trusted and not names & current.trusted:
             return f"its authority, {facts.issuer_text}, is not believed any more"
-        for one in current.lists or ():
-            if one.issuer != facts.issuer:
-                continue
+        if current.lists is None:
+            return None
+        lists = [one for one in current.lists if one.issuer == facts.issuer]
+        if not lists and facts.issuer in current.trusted:
+            # As in a handshake: there may be lists since this one was made.
+            return f"its authority, {facts.issuer_text}, has no revocation list"
+        for one in lists:
             if facts.serial in one.serials:
                 return f"its authority, {facts.issuer_text}, has revoked it"
             if one.next_update_s is not None and now >= one.next_update_s:
@@ -449,16 +453,16 @@ class TlsIdentity:
             )
 
     def _lists(self, content: bytes, before: bytes | None) -> tuple[RevocationList, ...]:
-        """Return the newest list of each authority."""
-        newest: dict[Name, RevocationList] = {}
+        """Return the newest list of each authority, or of each part where it has divided its certificates."""
+        newest: dict[tuple[Name, bytes], RevocationList] = {}
         for block in pem_blocks(content):
             try:
                 one = read_revocations(block.body)
             except ValueError as error:
                 raise file_error(self.files.revoked, f"a revocation list in it cannot be read: {error}") from error
-            other = newest.get(one.issuer)
+            other = newest.get((one.issuer, one.part))
             if other is None or other.this_update_s < one.this_update_s:
-                newest[one.issuer] = one
+                newest[one.issuer, one.part] = one
         for one in newest.values() if content != before else ():
             if one.next_update_s is not None and self._clock() >= one.next_update_s:
                 raise file_error(

@@ -90,7 +90,7 @@ def session_access(
         where = f"no {SECRET_FILE} in {folder}" if folder else "zkAclSecretPath is not set"
         logger.warning(
             "what this process creates in ZooKeeper is open to all whom ZooKeeper lets in, and what others have closed "
-            "it may not use: %s, and zkAclIdentities names nobody with all rights (zkEnableSecurity=false: it is meant)",
+            "it may not use: %s, and zkAclIdentities names nobody with all rights (zkEnableSecurity=false: meant so)",
             where,
         )
     return Access(credentials, entries, needs_tls=shared is not None)

@@ -100,9 +100,14 @@ class MintedAuthority:
         return MintedPair(builder.sign(self.key, hashes.SHA256()), key)
 
     def revoke(
-        self, *pairs: MintedPair, begins: datetime | None = None, ends: datetime | None = None, signed_by: object = None
+        self,
+        *pairs: MintedPair,
+        begins: datetime | None = None,
+        ends: datetime | None = None,
+        signed_by: object = None,
+        part: str = "",
     ) -> bytes:
-        """Return a list, PEM, of what is revoked."""
+        """Return a list, PEM, of what is revoked. `part`: the address of the part that it is about."""
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.name)
@@ -112,6 +117,10 @@ class MintedAuthority:
         for pair in pairs:
             entry = x509.RevokedCertificateBuilder().serial_number(pair.certificate.serial_number)
             builder = builder.add_revoked_certificate(entry.revocation_date(now() - DAY).build())
+        if part:
+            name = [x509.UniformResourceIdentifier(part)]
+            point = x509.IssuingDistributionPoint(name, None, False, False, None, False, False)
+            builder = builder.add_extension(point, critical=True)
         other = signed_by.key if isinstance(signed_by, MintedAuthority) else self.key
         return builder.sign(other, hashes.SHA256()).public_bytes(PEM)
 

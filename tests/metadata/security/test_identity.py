@@ -304,6 +304,37 @@ def test_a_list_that_appears_is_taken_over_and_then_has_to_stay(
     assert server.judge(bad.der) is None
 
 
+def test_an_authority_that_has_no_list_among_lists_that_appear_ends_what_it_has_signed(
+    tmp_path: Path, authority: MintedAuthority, good: MintedPair
+) -> None:
+    """As the next handshake would: connections of before are no exception."""
+    other = MintedAuthority("other")
+    folder = write_folder(tmp_path / "one", good, authority.pem + other.pem)
+    ours, pair = TlsIdentity(TlsFiles.of_folder(folder)), other.issue("writer")
+    assert ours.judge(pair.der) is None
+    replace_file(folder / REVOKED_FILE, authority.revoke())
+    assert ours.refresh()
+    assert ours.judge(pair.der) == "its authority, CN=other, has no revocation list"
+    assert ours.judge(good.der) is None
+    with pytest.raises(ssl.SSLCertVerificationError, match="unable to get certificate CRL"):
+        shake_hands(ours.server_context(), client_of(tmp_path, pair, authority))
+    replace_file(folder / REVOKED_FILE, authority.revoke() + other.revoke())
+    assert ours.refresh()
+    assert ours.judge(pair.der) is None
+
+
+def test_each_of_an_authoritys_lists_counts_where_it_has_divided_its_certificates(
+    tmp_path: Path, authority: MintedAuthority, good: MintedPair
+) -> None:
+    first, second, held = authority.issue("a"), authority.issue("b"), authority.issue("c")
+    lists = authority.revoke(first, begins=now() - 2 * DAY, part="http://a/1.crl")
+    lists += authority.revoke(second, begins=now() - DAY, part="http://a/2.crl")
+    lists += authority.revoke(held, begins=now() - 3 * DAY, part="http://a/2.crl")  # taken out of the newer one
+    ours = identity(tmp_path / "one", good, authority, lists)
+    assert all("has revoked it" in str(ours.judge(pair.der)) for pair in (first, second))
+    assert ours.judge(held.der) is ours.judge(good.der) is None
+
+
 def test_an_authority_that_is_believed_no_more_ends_what_it_has_signed(
     tmp_path: Path, authority: MintedAuthority, server: TlsIdentity, good: MintedPair
 ) -> None:
