@@ -22,6 +22,7 @@ name, is refused: nobody is let in without one.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -36,8 +37,13 @@ DEFAULT_RULE: Final = "default"
 _KINDS: Final = ("subject", "uri", "dns", "email", "address")
 _GROUP: Final = re.compile(r"\$([1-9])")
 _CODED: Final = re.compile(r"([0-9]+):(.*)")
-_UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
-"""Signs that a reader of rules or of the audit trail would not see, or see elsewhere."""
+_UNSEEN_KINDS: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode's categories of signs that a reader of rules or of the audit trail would not see, or see elsewhere."""
+_UNSEEN_LETTERS: Final = frozenset(
+    "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\u2800"
+    + "".join(map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
+)
+"""Letters and marks that are not seen either: fillers, and what chooses the form of the sign before."""
 
 
 class Scheme(Enum):
@@ -139,12 +145,24 @@ class PrincipalMapping:
 def _principal(name: str, roles: Iterable[str], facts: CertificateFacts) -> Principal:
     kept = frozenset(role for role in roles if role)
     for text in (name, *kept):
-        if not text or len(text) > MAX_NAME or text != text.strip() or _UNSEEN.search(text):
+        if not text or len(text) > MAX_NAME or text != text.strip() or not _seen(text):
             raise PeerRefusedError(
                 f"the certificate with the fingerprint {facts.fingerprint} gives {text[:MAX_NAME]!a} as a name or role",
-                advice=f"A name has 1 to {MAX_NAME} signs that can be seen, and no space at its ends",
+                advice=f"A name has 1 to {MAX_NAME} signs that can be seen, composed ones where there are such (NFC), "
+                "and no space at its ends",
             )
     return Principal(name, Scheme.TLS, kept, facts.not_after_s)
+
+
+def _seen(text: str) -> bool:
+    """Return whether all of a text can be seen, and written in one way only: code points are what is compared."""
+    if not unicodedata.is_normalized("NFC", text):
+        return False
+    for sign in text:
+        kind = unicodedata.category(sign)
+        if kind in _UNSEEN_KINDS or sign in _UNSEEN_LETTERS or (kind == "Zs" and sign != " "):
+            return False
+    return True
 
 
 def roles_of_units(units: Iterable[str]) -> tuple[str, ...]:

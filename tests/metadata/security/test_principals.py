@@ -88,10 +88,20 @@ def test_what_separates_parts_of_a_name_is_escaped_in_it(authority: MintedAuthor
         PrincipalMapping(r"subject#CN=(\w+),OU=operator.*#$1##").principal(facts)
 
 
-@pytest.mark.parametrize("name", [None, " writer", "writer\n", "wri\u202eter", "wri\x00ter"])
+@pytest.mark.parametrize(
+    "name",
+    [None, " writer", "writer\n", "wri\x00ter"]
+    + [f"wri{sign}ter" for sign in "\u202e\u00ad\u2060\u061c\u180e\u3164\u115f\ufe0f\U000e0041\u00a0\u2003\ue000"]
+    + ["cafe\u0301", "\u212bngstrom"],  # e and an accent, the sign of a unit: each has another form that looks alike
+)
 def test_a_certificate_without_a_usable_name_is_refused(authority: MintedAuthority, name: str | None) -> None:
     with pytest.raises(PeerRefusedError):
         PrincipalMapping().principal(read_certificate(authority.issue(name, roles=["client"]).der))
+
+
+@pytest.mark.parametrize("name", ["caf\u00e9 2", "\u0441\u043a\u043b\u0430\u0434", "\u5009\u5eab", "a_b-c.d@e"])
+def test_a_name_may_have_letters_of_any_script(authority: MintedAuthority, name: str) -> None:
+    assert PrincipalMapping().principal(read_certificate(authority.issue(name).der)).name == name
 
 
 @pytest.mark.parametrize(
