@@ -145,7 +145,13 @@ class ScramAuthenticator:
         """Return the exchange of a new connection. Raises SaslError where its TLS has no channel binding."""
         users = self._users.current()
         binding = _binding_of(facts)
-        machine = ScramServer(users.users.get, self._is_allowed, binding=binding, decoy=users.decoy)
+        machine = ScramServer(
+            users.users.get,
+            self._is_allowed,
+            binding=binding,
+            decoy=users.decoy,
+            decoy_iterations=users.decoy_iterations,
+        )
         return MachineExchange(machine, users.users)
 
     def still(self, principal: Principal) -> str | None:

@@ -21,6 +21,7 @@ import json
 import os
 import secrets
 import stat
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from metadata.foundation.errors import CallerError
-from metadata.security.sasl.scram import StoredKeys
+from metadata.security.sasl.scram import DEFAULT_ITERATIONS, StoredKeys
 
 VERSION: Final = 1
 MAX_CREDENTIALS_BYTES: Final = 16 * 1024 * 1024
@@ -46,6 +47,8 @@ class ScramUsers:
 
     decoy: bytes = field(repr=False)
     users: Mapping[str, StoredKeys]
+    decoy_iterations: int = DEFAULT_ITERATIONS
+    """What an unknown name is said to have: the number that most users have."""
 
 
 def read_scram_users(path: str | os.PathLike[str]) -> ScramUsers:
@@ -179,7 +182,8 @@ def _parse(content: bytes, path: str) -> ScramUsers:
         raise CredentialsError(
             "the file of SCRAM users is not what `dlspark scram` writes; nobody is let in by it", path=path
         ) from None
-    return ScramUsers(decoy, users)
+    counts = Counter(keys.iterations for keys in users.values())
+    return ScramUsers(decoy, users, counts.most_common(1)[0][0] if counts else DEFAULT_ITERATIONS)
 
 
 def _written(content: bytes) -> str:

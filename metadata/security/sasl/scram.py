@@ -82,6 +82,7 @@ class ScramServer:
         allowed: whether a user may enter; asked once the proof was right.
         binding: of this connection's TLS (`tls-server-end-point`); None: there is no TLS.
         decoy: a secret that stays; from it the salts of unknown names are made.
+        decoy_iterations: what unknown names are said to have; that of those known, or it tells them apart.
     """
 
     mechanism = MECHANISM
@@ -93,8 +94,10 @@ class ScramServer:
         *,
         binding: bytes | None,
         decoy: bytes,
+        decoy_iterations: int = DEFAULT_ITERATIONS,
         nonce: str | None = None,
     ) -> None:
+        self._decoy_iterations = decoy_iterations
         self._keys_of = keys_of
         self._allowed = allowed
         self._decoy = decoy
@@ -147,7 +150,7 @@ class ScramServer:
         self._known = keys is not None
         if keys is None:
             salt = hmac.digest(self._decoy, name.encode(), "sha256")[:SALT_BYTES]
-            return salt, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES), DEFAULT_ITERATIONS
+            return salt, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES), self._decoy_iterations
         return keys.salt, keys.stored_key, keys.server_key, keys.iterations
 
 

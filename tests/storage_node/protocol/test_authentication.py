@@ -205,6 +205,22 @@ def test_scram_is_bound_to_its_connection(files: Files) -> None:
     assert node(files.scram(), facts=unbound).auth(SCRAM_PLUGIN, b"").closes
 
 
+def test_an_unknown_name_is_said_to_have_as_many_iterations_as_most_users(tmp_path: Path) -> None:
+    users, password = tmp_path / "users", tmp_path / "password"
+    password.write_text("word")
+    password.chmod(0o600)
+    for name, iterations in (("a", 8192), ("b", 8192), ("c", 4096)):
+        write_scram_user(users, name, stored_keys(Secret("word"), iterations=iterations))
+    authenticator = ScramAuthenticator(users)
+
+    def said(name: str) -> bytes:
+        plugin, first = client(ScramClientAuthenticator(name, password)).first()
+        return (node(authenticator).auth(plugin, first).payload or b"").rpartition(b",")[2]
+
+    assert said("a") == said("nobody") == b"i=8192"
+    assert said("c") == b"i=4096"
+
+
 def test_users_come_and_go_without_a_restart(files: Files) -> None:
     authenticator = files.scram()
     with pytest.raises(SaslError):
