@@ -24,6 +24,8 @@ from typing import Final
 
 from metadata.foundation.errors import CallerError
 from metadata.foundation.private_files import FILE_MODE, make_private_directory
+from metadata.security.errors import IdentityError
+from metadata.security.identity_files import in_memory, load_pair, openssl_reason
 
 STORES: Final = "tls"
 """Directory of the stores, in that of a server."""
@@ -142,7 +144,7 @@ class ServerSecurity:
         key, chain = _read(self.key, "key"), _read(self.certificate, "certificate")
         trusted = _read(self.authorities, "authorities")
         _check_key(key, self.key)
-        self._check_pair()
+        self._check_pair(key, chain, trusted)
         stores = directory / STORES
         make_private_directory(stores)
         # ZooKeeper reads one when it changes: what it is to trust is there before the certificate by that authority.
@@ -157,15 +159,18 @@ class ServerSecurity:
         context.load_cert_chain(self.certificate, self.key)
         return context
 
-    def _check_pair(self) -> None:
-        """Raise CallerError unless key and certificate belong together: they may be half renewed at this moment."""
+    def _check_pair(self, key: bytes, chain: bytes, trusted: bytes) -> None:
+        """Raise CallerError unless they fit together: files may be half renewed at this moment. What was read is
+        looked at, and not the files again, which may be other ones by now."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(self.certificate, self.key, password=lambda: "")
-            context.load_verify_locations(self.authorities)
-        except (OSError, ValueError) as error:
+            load_pair(context, chain, key, None, key_place=str(self.key), chain_place=str(self.certificate))
+            with in_memory(trusted) as place:
+                context.load_verify_locations(place)
+        except (IdentityError, OSError, ValueError) as error:
+            reason = error.message if isinstance(error, IdentityError) else openssl_reason(error)
             raise CallerError(
-                f"ZooKeeper's certificate, key and authorities do not fit together: {error}",
+                f"ZooKeeper's certificate, key and authorities do not fit together: {reason}",
                 path=str(self.certificate),
                 advice="Nothing was changed. Let the files be those of one identity",
             ) from error

@@ -286,6 +286,28 @@ def test_what_does_not_fit_together_is_not_handed_to_the_server(authority: Keepe
         security.install(tmp_path / "server")
 
 
+def test_what_is_handed_to_the_server_is_what_was_looked_at(
+    authority: KeeperAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deployment exchanges the certificate between two readings: what it leaves fits together, what was read not."""
+    identity, other = authority.issue(tmp_path / "id"), authority.issue(tmp_path / "other")
+    security = ServerSecurity.of_folder(identity)
+    real = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        content = real(path)
+        if path == identity / "key.pem":
+            for name in ("key.pem", "certificate.pem"):
+                shutil.copy(other / name, identity / name)
+        return content
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    with pytest.raises(CallerError, match="do not fit together"):
+        security.install(tmp_path / "server")
+    assert not (tmp_path / "server").exists()
+    assert security.install(tmp_path / "server"), "the next look finds them whole"
+
+
 def test_beyond_loopback_a_server_listens_secured_or_not_at_all(authority: KeeperAuthority, tmp_path: Path) -> None:
     security = ServerSecurity.of_folder(authority.issue(tmp_path / "id"))
     with pytest.raises(CallerError, match="without security"):
