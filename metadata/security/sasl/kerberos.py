@@ -56,7 +56,9 @@ class KerberosServer:
         name = None
         if principal is not None:
             name = _guarded(lambda: gssapi.Name(principal, gssapi.NameType.kerberos_principal))
-        credentials = _guarded(lambda: gssapi.Credentials(name=name, usage="accept", store=store))
+        # Kerberos alone: else whatever mechanism the library has (SPNEGO) is heard from those who have proved nothing.
+        mechanisms = [gssapi.MechType.kerberos]
+        credentials = _guarded(lambda: gssapi.Credentials(name=name, usage="accept", mechs=mechanisms, store=store))
         self._context = _guarded(lambda: gssapi.SecurityContext(creds=credentials, usage="accept"))
 
     @property
@@ -175,7 +177,9 @@ class KerberosClient:
             name = None
             if self._principal is not None:
                 name = gssapi.Name(self._principal, gssapi.NameType.kerberos_principal)
-            credentials = gssapi.Credentials(name=name, usage="initiate", store=self._store or None)
+            credentials = gssapi.Credentials(
+                name=name, usage="initiate", mechs=[gssapi.MechType.kerberos], store=self._store or None
+            )
             target = gssapi.Name(self._target, gssapi.NameType.hostbased_service)
             return gssapi.SecurityContext(
                 name=target, creds=credentials, usage="initiate", flags=wanted, mech=gssapi.MechType.kerberos
