@@ -38,7 +38,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -365,12 +365,17 @@ class AuditTrail(OpenedHere):
         """Write what is queued, and the counts of windows that are over."""
         with self._turn:
             with self._lock:
-                self._work.clear()
-                self._end_windows(all_of_them=end_windows)
+                over = self._take_windows(all_of_them=end_windows)
+            # Outside of the lock, for which `note` waits on an event loop: there may be thousands of them.
+            counts = [line for host, window in over for line in self._lines_of(host, window)]
+            with self._lock:
+                for line in counts:
+                    self._put(line)
                 if self._left_out and self._queued_bytes < MAX_QUEUED_BYTES // 2:
                     count, self._left_out = self._left_out, 0
                     self._put(self._line(LEFT_OUT, False, "no room for them in memory", count, None, None, None))
                 batch, self._queue = self._queue, deque()
+                self._work.clear()
                 if self._windows:
                     self._work.set()
             if not batch:
@@ -390,19 +395,20 @@ class AuditTrail(OpenedHere):
                 if self._queue or self._left_out:
                     self._work.set()
 
-    def _end_windows(self, *, all_of_them: bool) -> None:
+    def _take_windows(self, *, all_of_them: bool) -> list[tuple[str, _Window]]:
+        """Return the windows that are over, with their hosts, and forget them."""
         now_s = self._monotonic_s()
         over = [host for host, one in self._windows.items() if all_of_them or now_s - one.began_s >= FLUSH_S]
-        for host in over:
-            window = self._windows.pop(host)
-            for allowed in (False, True):
-                counted = {kind: count for (one, kind), count in window.counted.items() if one is allowed}
-                if counted:
-                    principal, reason = window.last[allowed]
-                    said = ", ".join(f"{kind} {count}" for kind, count in sorted(counted.items()))
-                    told = f"{said}; the last one: {reason}"
-                    total = sum(counted.values())
-                    self._put(self._line(REPEATED, allowed, told, total, principal, None, host or None))
+        return [(host, self._windows.pop(host)) for host in over]
+
+    def _lines_of(self, host: str, window: _Window) -> Iterator[bytes]:
+        for allowed in (False, True):
+            counted = {kind: count for (one, kind), count in window.counted.items() if one is allowed}
+            if counted:
+                principal, reason = window.last[allowed]
+                said = ", ".join(f"{kind} {count}" for kind, count in sorted(counted.items()))
+                told = f"{said}; the last one: {reason}"
+                yield self._line(REPEATED, allowed, told, sum(counted.values()), principal, None, host or None)
 
     def _say_failed(self, failure: str | None) -> None:
         before, self._failure = self._failure, failure

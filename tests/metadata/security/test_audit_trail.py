@@ -162,6 +162,27 @@ def test_a_window_that_is_over_begins_anew(opened: Opened, tmp_path: Path) -> No
     assert sum(line["event"] == REPEATED for line in lines(tmp_path / "audit.log")) == 2
 
 
+def test_whoever_notes_does_not_wait_for_the_lines_of_other_hosts(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trail = opened(monotonic_s=lambda: 0.0)
+    held: list[bool] = []
+    real = AuditTrail._line
+
+    def line(self: AuditTrail, event: str, *values: Any, **more: Any) -> bytes:
+        if event == REPEATED:
+            held.append(trail._lock.locked())
+        return real(self, event, *values, **more)
+
+    monkeypatch.setattr(AuditTrail, "_line", line)
+    for host in range(20):
+        for _ in range(REFUSALS_A_SECOND + 1):
+            refuse(trail, peer=f"10.0.0.{host}:1")
+    trail.flush()
+    assert held == [False] * 20
+    assert counted(tmp_path / "audit.log") == 20 * (REFUSALS_A_SECOND + 1)
+
+
 def test_any_number_of_hosts_takes_bounded_memory_and_is_counted(
     opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
