@@ -136,6 +136,7 @@ class Channel:
             return
         self._opening = None
         if self._lost_early:
+            link.close()  # whatever ended: nobody keeps it, so nothing else would close it
             self._lose(ConnectionClosedError("the connection was lost as soon as it was made", node=self.bookie))
             return
         self._use(link)
@@ -184,7 +185,9 @@ class Channel:
             self._renewing = None
         old = self._link
         if old is None or self._around.closed:
-            link.close()  # lost meanwhile: the next request makes its own
+            # Lost meanwhile: the next request makes its own, and must not take this one's end for its own link's.
+            securable(link).deliver_to(_Nobody())
+            link.close()
             return
         self._use(link)
         under_way = self._under_way()
