@@ -26,7 +26,7 @@ from storage_node.client.channels import Channel, Resolver, Surroundings, Sweepe
 from storage_node.client.entering import ClientSecurity, client_security
 from storage_node.client.health import BookieHealth, Quarantine
 from storage_node.client.nearness import Hedges, Nearness, least_pending_first, order_over_regions
-from storage_node.edge import Network
+from storage_node.edge import Link, Network
 from storage_node.errors import ERROR_OF_STATUS, ConnectionClosedError, ProtocolError, RequestTimeoutError
 from storage_node.protocol import v2
 from storage_node.protocol.decoding import decode_response
@@ -233,6 +233,11 @@ class Connection(Channel):
             owner.on_refused(seat, entry_id, error)
         for _, _, answer, _ in requests:
             answer(error)
+
+    def _left(self, link: Link, keys: frozenset[object], error: Exception | None) -> None:
+        if self._acknowledged:
+            self._pass_on()  # of a batch that ended with the link: in no table any more, nothing else would end them
+        super()._left(link, keys, error)
 
     def _end_all(self, error: DistributedLogError) -> None:
         if not self._pool.closed:

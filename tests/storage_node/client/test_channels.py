@@ -207,3 +207,25 @@ async def test_a_link_that_is_lost_as_soon_as_it_was_made_is_closed(world: World
     await until(lambda: world.owner.heard or link.sent, every_s=0)
     assert world.owner.heard == [(1, ConnectionClosedError)]
     assert link.closed, "else its descriptor would stay, and its end would be taken for another link's"
+
+
+async def test_what_was_acknowledged_before_a_link_that_was_renewed_broke_counts(world: World) -> None:
+    old = await world.opened()
+    world.add(1)
+    world.add(2)
+    await world.renewed()
+    world.acknowledge(old, 1)
+    old.end(None)  # in the midst of what it delivers
+    await asyncio.sleep(0)
+    assert world.owner.heard == [1, (2, ConnectionClosedError)]
+
+
+async def test_the_last_acknowledgement_before_a_link_that_was_renewed_broke_counts(world: World) -> None:
+    old = await world.opened()
+    world.add(1)
+    await world.renewed()
+    world.acknowledge(old, 1)
+    old.end(None)
+    await asyncio.sleep(0)
+    assert world.owner.heard == [1]
+    assert world.channel.losses == 0
