@@ -105,7 +105,7 @@ class Channel:
         self._renewing: asyncio.Task[None] | None = None
         self._renew_at = 0.0
         """Not before this time of the loop's."""
-        self._leaving: dict[Link, None] = {}
+        self._leaving: dict[Link, _Leaving] = {}
         """Links that were renewed, with answers still to come."""
 
     @property
@@ -156,9 +156,14 @@ class Channel:
     # ------------------------------------------------------------------------------------ renewal
 
     def _look(self, now: float) -> bool:
-        """Renew the link where its proof is about to end; True as long as there is one."""
+        """Renew the link where its proof is about to end; True as long as there is one.
+
+        And close those that were renewed, where nothing more is to come: what was waited for may have run out of time.
+        """
+        for leaving in list(self._leaving.values()):
+            leaving.close_if_done()
         if self._link is None:
-            return False
+            return bool(self._leaving)
         security = self._around.security
         security.look()
         if self._renewing is None and now >= self._renew_at and security.outdated(self._proof):
@@ -190,13 +195,14 @@ class Channel:
             link.close()
             return
         self._use(link)
+        self._opened()
         under_way = self._under_way()
         if not under_way:
             securable(old).deliver_to(_Nobody())
             old.close()
             return
-        self._leaving[old] = None
-        securable(old).deliver_to(_Leaving(self, old, under_way))
+        self._leaving[old] = leaving = _Leaving(self, old, under_way)
+        securable(old).deliver_to(leaving)
 
     def _under_way(self) -> frozenset[object]:
         """Return the keys of all requests that wait for an answer."""
@@ -219,7 +225,7 @@ class Channel:
             self._end_these(keys, ConnectionClosedError(f"the connection was lost{reason}", node=self.bookie))
 
     def _opened(self) -> None:
-        """Note that there is a link again."""
+        """Note that there is a new link, on which the bookie was heard just now."""
 
     async def _connect(self) -> Link:
         around = self._around
@@ -298,8 +304,12 @@ class _Leaving:
         self._channel.frame_received(frame)
 
     def batch_done(self) -> None:
-        """Close the link where nothing more is to come."""
+        """Close the link behind the last answer."""
         self._channel.batch_done()
+        self.close_if_done()
+
+    def close_if_done(self) -> None:
+        """Close the link where nothing more is to come."""
         if not self._channel._waits_for(self._under_way):
             self._link.close()
 

@@ -13,7 +13,7 @@ from metadata.foundation.errors import DistributedLogError
 from storage_node.client.connections import Answer, Connection, ConnectionPool
 from storage_node.client.entering import ClientSecurity, LinkProof
 from storage_node.edge import FrameHandler, Link, Network, SecurableLink
-from storage_node.errors import ConnectionClosedError
+from storage_node.errors import ConnectionClosedError, RequestTimeoutError
 from storage_node.protocol.adds import AddTemplate
 from storage_node.protocol.encoding import encode_add_response, encode_bookie_info_request
 from storage_node.protocol.frames import LENGTH_BYTES, Buffer
@@ -229,3 +229,21 @@ async def test_the_last_acknowledgement_before_a_link_that_was_renewed_broke_cou
     await asyncio.sleep(0)
     assert world.owner.heard == [1]
     assert world.channel.losses == 0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_link_that_was_renewed_is_closed_though_its_last_answer_never_comes(lost: bool, world: World) -> None:
+    old = await world.opened()
+    world.ask(timeout_ms=0)
+    new = await world.renewed()
+    assert not old.closed
+    if lost:
+        new.end(None)
+        await until(lambda: world.channel._link is None, every_s=0)
+    else:
+        world.channel._sweep(asyncio.get_running_loop().time() + 1)
+    assert [type(answer) for answer in world.answers] == [ConnectionClosedError if lost else RequestTimeoutError]
+    world.pool.sweeper._sweep()
+    assert old.closed
+    await asyncio.sleep(0)
+    assert not world.channel._leaving
