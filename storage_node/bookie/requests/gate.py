@@ -59,8 +59,9 @@ from storage_node.transport.tls import securable
 CONNECTION: Final = "connection"
 """The event of the audit trail under which connections are noted."""
 
-MAX_REFUSALS: Final = 100
-"""Requests that are refused on one connection: each takes an answer, and a note."""
+MAX_UNPROVEN: Final = 100
+"""Messages that are answered on one connection before it is heard: a peer that reads nothing leaves each answer here,
+and each refusal takes a note."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class SecurityGate:
         """The client's, if it has shown one."""
         self._refused: str | None = None
         """Why nothing is heard from this client any more."""
-        self._refusals = 0
+        self._messages = 0
+        self._warned = False
         self._open = False
         self._dialect = VERSION_THREE
         self._starting: StartTlsRequest | None = None
@@ -120,7 +122,12 @@ class SecurityGate:
                 raise ProtocolError(reason, node=self._link.peer)
             return
         request = self._decode(frame)
-        if self._refused is not None:
+        self._messages += 1
+        if self._messages > MAX_UNPROVEN:
+            reason = self._refused or f"the client has sent {MAX_UNPROVEN} messages, and proved nothing by them"
+            self._tell(reason)
+            self._link.close()
+        elif self._refused is not None:
             self._refuse(request, self._refused)
         elif isinstance(request, StartTlsRequest):
             self._start_tls(request)
@@ -293,12 +300,7 @@ class SecurityGate:
         )
 
     def _refuse(self, request: Heard, reason: str) -> None:
-        """Refuse a request as upstream's bookies do. A client that goes on like that is cut."""
-        self._refusals += 1
-        if self._refusals > MAX_REFUSALS:
-            self._tell(f"{reason}, and the client was told so {MAX_REFUSALS} times")
-            self._link.close()
-            return
+        """Refuse a request as upstream's bookies do."""
         if isinstance(request, Misversioned):
             raise ProtocolError(f"{reason}, and version 2 has no answer to that", node=self._link.peer)
         if isinstance(request, BatchReadRequest) or (
@@ -307,7 +309,8 @@ class SecurityGate:
             self._refuse_version_2(request, reason)
         else:
             self._link.send(encode_error_response(request.txn_id, request.operation, Status.EUA))
-        if self._refusals == 1:  # the trail has the others
+        if not self._warned:  # the trail has the others
+            self._warned = True
             self._lines.log(logging.WARNING, "refusing %s: %s", self._link.peer, reason)
         self._note(False, reason, self._connection.principal, request.operation.name)
 

@@ -22,7 +22,7 @@ from metadata.security.sasl.machine import SaslError
 from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.node.security import node_security
-from storage_node.bookie.requests.gate import MAX_REFUSALS
+from storage_node.bookie.requests.gate import MAX_UNPROVEN
 from storage_node.edge import TlsTerms
 from storage_node.errors import BookieConfigurationError, SecureConnectionError
 from storage_node.protocol import v2
@@ -265,9 +265,9 @@ async def test_start_tls_under_tls_is_refused(secured: Secured) -> None:
 async def test_whoever_goes_on_in_plain_is_cut(cluster: BookieCluster, secured: Secured) -> None:
     bookie = await secured.start()
     client = await cluster.connect(bookie)
-    asked = [client.send_add(entry(1, number)) for number in range(MAX_REFUSALS + 1)]
+    asked = [client.send_add(entry(1, number)) for number in range(MAX_UNPROVEN + 1)]
     answers = await asyncio.gather(*asked, return_exceptions=True)
-    assert [getattr(answer, "status", None) for answer in answers] == [Status.EUA] * MAX_REFUSALS + [None]
+    assert [getattr(answer, "status", None) for answer in answers] == [Status.EUA] * MAX_UNPROVEN + [None]
     await until(client.closed.is_set, every_s=0)
 
 
@@ -492,3 +492,21 @@ async def test_whatever_else_comes_behind_start_tls_is_cut(
     assert secured.notes.refused()
     assert not book.facts
     assert not any(allowed for allowed, _, _ in secured.notes.lines)
+
+
+@pytest.mark.parametrize("what", ["START_TLS", "AUTH"])
+async def test_what_is_answered_before_a_proof_is_counted_too(
+    what: str, cluster: BookieCluster, secured: Secured
+) -> None:
+    """A peer that reads nothing must not have answers piled up: the gate does not wait for them to leave."""
+    if what == "AUTH":
+        bookie = await secured.start("optional")
+        frame = said(b"", "whichever")
+    else:
+        bookie = await secured.start("off", authenticators={"guest": GuestBook()})
+        frame = encode_start_tls_request
+    client = await cluster.connect(bookie)
+    answers = await asyncio.gather(*(client.send_ask(frame) for _ in range(MAX_UNPROVEN + 1)), return_exceptions=True)
+    assert [isinstance(answer, Exception) for answer in answers] == [False] * MAX_UNPROVEN + [True]
+    await until(client.closed.is_set, every_s=0)
+    assert "proved nothing" in secured.notes.refused()
