@@ -144,7 +144,9 @@ class SecurityGate:
 
     def batch_done(self) -> None:
         """Pass it on, once the connection is heard; begin TLS where that was asked for."""
-        if self._starting is not None:
+        # A turn of the loop, or the read, may end between START_TLS and what Java sends right behind it: that is heard.
+        early = bool(self._security.authenticators) and self._early is None
+        if self._starting is not None and (not early or securable(self._link).between_frames):
             starting, self._starting = self._starting, None
             self._begin_tls(starting)
         if self._open:

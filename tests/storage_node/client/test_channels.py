@@ -31,6 +31,7 @@ class HandedLink(SecurableLink):
     queued_bytes = 0
     secured = True
     certificate = None
+    between_frames = True
 
     def __init__(self, handler: FrameHandler) -> None:
         self.handler = handler

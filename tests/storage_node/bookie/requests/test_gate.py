@@ -35,7 +35,9 @@ from storage_node.protocol.encoding import (
 )
 from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.values import AuthResponse, ErrorResponse, StartTlsResponse
+from storage_node.transport.tcp import TcpNetwork
 from storage_node.transport.tls import secure
+from storage_node.transport.turns import Turns
 
 NODE = "node-1"
 
@@ -510,3 +512,28 @@ async def test_what_is_answered_before_a_proof_is_counted_too(
     assert [isinstance(answer, Exception) for answer in answers] == [False] * MAX_UNPROVEN + [True]
     await until(client.closed.is_set, every_s=0)
     assert "proved nothing" in secured.notes.refused()
+
+
+@pytest.mark.parametrize("cut", [0, 5])
+async def test_the_empty_auth_is_waited_for_where_the_turn_ends_or_the_read_does_in_it(
+    cut: int, cluster: BookieCluster, secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = GuestBook()
+    bookie = await secured.start(authenticators={"guest": book})
+    turns = cast(TcpNetwork, bookie._network).turns
+    monkeypatch.setattr(Turns, "_share", lambda _: None)
+    if not cut:
+        turns.share_s = -1.0  # each frame has a turn of its own
+    client = await cluster.connect(bookie)
+    assert client.link is not None
+    early = encode_auth_request(2, "guest", b"")
+    client._txn = 1
+    started = client._ask(encode_start_tls_request(1), early[:cut] if cut else early)
+    client._txn = 2
+    answered = client._ask()
+    if cut:
+        await until(lambda: client.closed.is_set() or any(one._starting for one in bookie._gates()), every_s=0)
+        client.link.send(early[cut:])
+    assert (await started).status is Status.EOK
+    await secure(client.link, TlsTerms(secured.context(), "127.0.0.1"))
+    assert cast(AuthResponse, await answered).payload == b"welcome"
