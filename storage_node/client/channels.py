@@ -123,7 +123,7 @@ class Channel:
 
     async def _open(self) -> None:
         try:
-            link = await self._connect()
+            link, proof = await self._connect()
         except DistributedLogError as error:
             self._opening = None
             self._lose(error)
@@ -139,18 +139,17 @@ class Channel:
             link.close()  # whatever ended: nobody keeps it, so nothing else would close it
             self._lose(ConnectionClosedError("the connection was lost as soon as it was made", node=self.bookie))
             return
-        self._use(link)
+        self._use(link, proof)
         self.opened_at = self._around.loop.time()
         self._opened()
         backlog, self._backlog = self._backlog, []
         link.send(*backlog)
 
-    def _use(self, link: Link) -> None:
+    def _use(self, link: Link, proof: LinkProof) -> None:
         """Send on this link from now on."""
         self._link = link
-        security = self._around.security
-        if security.asks:
-            self._proof = security.proof_of(link)
+        self._proof = proof
+        if self._around.security.asks:
             self._around.sweeper.join(self._look)
 
     # ------------------------------------------------------------------------------------ renewal
@@ -173,7 +172,7 @@ class Channel:
 
     async def _renew(self) -> None:
         try:
-            link = await self._connect()
+            link, proof = await self._connect()
         except DistributedLogError as error:
             logger.warning("the connection to %s cannot be renewed, trying again: %s", self.bookie, error)
             over = self._around.security.why_over(self._proof)
@@ -194,7 +193,7 @@ class Channel:
             securable(link).deliver_to(_Nobody())
             link.close()
             return
-        self._use(link)
+        self._use(link, proof)
         self._opened()
         under_way = self._under_way()
         if not under_way:
@@ -227,7 +226,7 @@ class Channel:
     def _opened(self) -> None:
         """Note that there is a new link, on which the bookie was heard just now."""
 
-    async def _connect(self) -> Link:
+    async def _connect(self) -> tuple[Link, LinkProof]:
         around = self._around
         if around.closed:
             raise BookieUnreachableError("the client is closed", node=self.bookie)

@@ -26,7 +26,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
-from metadata.security.certificates import read_certificate
+from metadata.security.certificates import CertificateFacts, read_certificate
 from metadata.security.exchange import ChannelFacts
 from metadata.security.identity import TlsIdentity
 from metadata.security.sasl.binding import server_end_point
@@ -97,16 +97,6 @@ class ClientSecurity:
         """Something has to be done on a connection before its first request."""
         return self.identity is not None or self.authenticating is not None
 
-    def proof_of(self, link: Link) -> LinkProof:
-        """Return by what a link was secured just now."""
-        if self.identity is None:
-            return LinkProof()
-        own, certificate = self.identity.own_certificate, securable(link).certificate
-        ends = [] if own is None else [own.not_after_s]
-        if certificate is not None:
-            ends.append(read_certificate(certificate).not_after_s)
-        return LinkProof(self.identity.generation, certificate, min(ends, default=None))
-
     def outdated(self, proof: LinkProof) -> bool:
         """Return whether a link should be made anew: certificates have changed since, or one of its own ends soon."""
         if self.identity is None or proof.generation is None:
@@ -148,13 +138,13 @@ class ClientSecurity:
 
     async def connect(
         self, network: Network, host: str, port: int, handler: FrameHandler, *, timeout_ms: int, node: str
-    ) -> Link:
-        """Connect, and hand the link over once all is proved.
+    ) -> tuple[Link, LinkProof]:
+        """Connect, and hand the link over once all is proved. Returns by what it was secured, too.
 
         Raises BookieUnreachableError; SecureConnectionError, one of these: both name `node`, and no request was sent.
         """
         if not self.asks:
-            return await network.connect(host, port, handler, timeout_ms=timeout_ms)
+            return await network.connect(host, port, handler, timeout_ms=timeout_ms), LinkProof()
         await self.refresh()
         entering = _Entering(self, host)
         link = await network.connect(host, port, entering, timeout_ms=timeout_ms)
@@ -163,6 +153,7 @@ class ClientSecurity:
             await asyncio.wait_for(entering.done, self.limit_s)
             if entering.lost is not None:
                 raise entering.lost  # in the turn of the loop between the last step and this one
+            proof = entering.proof(link)
             securable(link).deliver_to(handler)
         except asyncio.TimeoutError:
             link.close()
@@ -176,7 +167,7 @@ class ClientSecurity:
         except BaseException:
             link.close()
             raise
-        return link
+        return link, proof
 
 
 def client_security(settings: ClientSettings, environment: Mapping[str, str] | None = None) -> ClientSecurity:
@@ -209,6 +200,8 @@ class _Entering:
         self.waits_for = "the answer to START_TLS"
         self._security = security
         self._identity: TlsIdentity | None = security.identity
+        self._generation = 0
+        self._own: CertificateFacts | None = None
         self._host = host
         self._link: Link | None = None
         self._txn_id = 0
@@ -220,10 +213,23 @@ class _Entering:
         """Send the first message."""
         self._link = link
         if self._identity is not None:
+            # Before the context, which a thread may exchange at any time: at worst a link is renewed that need not be.
+            # The other way round a link of old certificates would be taken for one of new ones, and never be renewed.
+            self._generation, self._own = self._identity.generation, self._identity.own_certificate
             self._txn_id = next(_TXN_IDS)
             link.send(encode_start_tls_request(self._txn_id))
         else:
             self._prove(ChannelFacts(self._host))
+
+    def proof(self, link: Link) -> LinkProof:
+        """Return by what the link was secured."""
+        if self._identity is None:
+            return LinkProof()
+        certificate = securable(link).certificate
+        ends = [] if self._own is None else [self._own.not_after_s]
+        if certificate is not None:
+            ends.append(read_certificate(certificate).not_after_s)
+        return LinkProof(self._generation, certificate, min(ends, default=None))
 
     # ------------------------------------------------------------------------------------ FrameHandler
 

@@ -197,8 +197,9 @@ class SecurityGate:
         identity = self._security.identity
         if identity is None:
             raise InvariantViolation("TLS is begun without certificates")
-        context = identity.server_context()
-        material = identity.material
+        material, context = identity.material, identity.server_context()
+        while identity.material is not material:  # a thread has exchanged them between the two
+            material, context = identity.material, identity.server_context()
         self._facts = ChannelFacts(
             self._link.peer, secured=True, binding=lambda: server_end_point(pem_blocks(material.chain)[0].body)
         )

@@ -74,10 +74,12 @@ class Handing:
         self.asked: list[tuple[FrameHandler, asyncio.Future[Link]]] = []
         self.links: list[HandedLink] = []
 
-    async def connect(self, network: Network, host: str, port: int, handler: FrameHandler, **_: object) -> Link:
+    async def connect(
+        self, network: Network, host: str, port: int, handler: FrameHandler, **_: object
+    ) -> tuple[Link, LinkProof]:
         made: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
         self.asked.append((handler, made))
-        return await made
+        return await made, LinkProof()
 
     async def hand(self) -> HandedLink:
         """Let the connection that was asked for first be made."""
@@ -87,9 +89,6 @@ class Handing:
         self.links.append(link)
         made.set_result(link)
         return link
-
-    def proof_of(self, link: Link) -> LinkProof:
-        return LinkProof()
 
     def outdated(self, proof: LinkProof) -> bool:
         return self.stale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
@@ -337,6 +338,32 @@ async def test_certificates_are_changed_and_the_old_ones_revoked_under_load_and_
     written, read = await load
     assert written >= read > 20
     await writer.close()
+
+
+async def test_a_link_of_certificates_that_changed_while_it_was_made_is_renewed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = world.nodes.client()
+    pool = client._use().pool
+    identity = pool.security.identity
+    assert identity is not None
+    taken = identity.client_context
+
+    def exchanged() -> ssl.SSLContext:
+        """Return the old context, and have the files change behind it."""
+        context = taken()
+        pair = world.authority.issue("client-1", roles=["client"])
+        write_folder(world.folder / "client", pair, world.authority.pem)
+        assert identity.refresh()
+        return context
+
+    monkeypatch.setattr(identity, "client_context", exchanged)
+    await ask_disk_space(pool, "node-0")
+    (channel,) = pool._connections.values()
+    assert pool.security.outdated(channel._proof)
+    monkeypatch.setattr(identity, "client_context", taken)
+    channel._look(1e9)
+    await until(lambda: not pool.security.outdated(channel._proof))
 
 
 @pytest.mark.long

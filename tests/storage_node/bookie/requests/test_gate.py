@@ -18,12 +18,13 @@ from helpers.waiting import until
 from metadata.security.exchange import DISABLED_PLUGIN, ChannelFacts, Step
 from metadata.security.identity import REVOKED_FILE, TlsFiles, TlsIdentity
 from metadata.security.principals import Principal, Scheme
+from metadata.security.sasl.binding import server_end_point
 from metadata.security.sasl.machine import SaslError
 from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.node.security import node_security
 from storage_node.bookie.requests.gate import MAX_UNPROVEN
-from storage_node.edge import TlsTerms
+from storage_node.edge import Link, TlsTerms
 from storage_node.errors import BookieConfigurationError, SecureConnectionError
 from storage_node.protocol import v2
 from storage_node.protocol.encoding import (
@@ -36,7 +37,7 @@ from storage_node.protocol.encoding import (
 from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.values import AuthResponse, ErrorResponse, StartTlsResponse
 from storage_node.transport.tcp import TcpNetwork
-from storage_node.transport.tls import secure
+from storage_node.transport.tls import securable, secure
 from storage_node.transport.turns import Turns
 
 NODE = "node-1"
@@ -380,6 +381,31 @@ async def test_a_client_that_has_to_prove_itself_is_heard_once_it_has(
     book.gone = "the user was deleted"
     await bookie._watch.look()
     await until(client.closed.is_set, every_s=0)
+
+
+async def test_a_proof_is_bound_to_the_certificate_that_was_shown_though_it_was_exchanged_meanwhile(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = GuestBook()
+    bookie = await secured.start(authenticators={"guest": book})
+    identity = bookie._security.identity
+    assert identity is not None
+    taken, pairs = identity.server_context, [secured.authority.issue(NODE, hosts=["127.0.0.1"]) for _ in range(2)]
+
+    def exchanged() -> ssl.SSLContext:
+        """Return the old context, and have the files change behind it."""
+        context = taken()
+        if pairs:
+            write_folder(secured.node_folder, pairs.pop(), secured.authority.pem)
+            assert identity.refresh()
+        return context
+
+    monkeypatch.setattr(identity, "server_context", exchanged)
+    client = await secured.enter(bookie)
+    await client.ask(said(b"word"))
+    shown = securable(cast(Link, client.link)).certificate
+    assert shown is not None
+    assert book.facts[0].binding() == server_end_point(shown)
 
 
 async def test_a_proof_that_fails_ends_the_connection(secured: Secured) -> None:
