@@ -166,6 +166,10 @@ class Channel:
         security = self._around.security
         security.look()
         if self._renewing is None and now >= self._renew_at and security.outdated(self._proof):
+            proof = security.still_good(self._proof)
+            if proof is not None:
+                self._proof = proof
+                return True
             self._renew_at = now + RENEW_AGAIN_S
             self._renewing = self._around.loop.create_task(self._renew())
         return True

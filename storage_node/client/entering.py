@@ -20,7 +20,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
@@ -28,7 +28,7 @@ from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
 from metadata.security.certificates import CertificateFacts, read_certificate
 from metadata.security.exchange import ChannelFacts
-from metadata.security.identity import TlsIdentity
+from metadata.security.identity import TlsIdentity, TlsMaterial
 from metadata.security.sasl.binding import server_end_point
 from metadata.security.settings import SecurityMode, SecuritySettings, client_identity
 from storage_node.edge import FrameHandler, Link, Network, TlsTerms
@@ -58,7 +58,9 @@ class LinkProof:
     """By what was a link secured?"""
 
     generation: int | None = None
-    """Of the client's certificates; None: there is nothing to end."""
+    """Of the client's certificates, by which the link was last found good; None: there is nothing to end."""
+    material: TlsMaterial | None = None
+    """The client's certificates themselves."""
     certificate: bytes | None = None
     """The node's."""
     ends_s: float | None = None
@@ -98,11 +100,25 @@ class ClientSecurity:
         return self.identity is not None or self.authenticating is not None
 
     def outdated(self, proof: LinkProof) -> bool:
-        """Return whether a link should be made anew: certificates have changed since, or one of its own ends soon."""
+        """Return whether a link should be made anew: what it rests on has changed since, or ends soon."""
         if self.identity is None or proof.generation is None:
             return False
         ends_soon = proof.ends_s is not None and time.time() >= proof.ends_s - RENEW_BEFORE_S
         return ends_soon or proof.generation != self.identity.generation
+
+    def still_good(self, proof: LinkProof) -> LinkProof | None:
+        """Return the proof as one of the certificates of now; None: the link has to be made anew for them.
+
+        A new revocation list alone asks for no handshake, of which a cluster would have one on each connection at once.
+        """
+        if self.identity is None or proof.material is None:
+            return None
+        generation, now = self.identity.generation, self.identity.material  # in this order, as in `_Entering.begin`
+        before = proof.material
+        if (now.chain, now.authorities) != (before.chain, before.authorities) or self.why_over(proof) is not None:
+            return None
+        renewed = replace(proof, generation=generation)
+        return None if self.outdated(renewed) else renewed
 
     def why_over(self, proof: LinkProof) -> str | None:
         """Return why a link must not be used any more: the node's certificate has expired, or was revoked."""
@@ -134,7 +150,12 @@ class ClientSecurity:
         """Look whether the files of certificates have changed, where that is due."""
         if self.identity is not None and self._due():
             self._refreshed_s = self._now_s()
-            await asyncio.to_thread(self.identity.refresh)
+            try:
+                await asyncio.to_thread(self.identity.refresh)
+            except (
+                Exception
+            ):  # the boundary: what was read before stays in use, and is looked at again when that is due
+                logger.exception("the files of certificates could not be looked at")
 
     async def connect(
         self, network: Network, host: str, port: int, handler: FrameHandler, *, timeout_ms: int, node: str
@@ -201,6 +222,7 @@ class _Entering:
         self._security = security
         self._identity: TlsIdentity | None = security.identity
         self._generation = 0
+        self._material: TlsMaterial | None = None
         self._own: CertificateFacts | None = None
         self._host = host
         self._link: Link | None = None
@@ -215,7 +237,8 @@ class _Entering:
         if self._identity is not None:
             # Before the context, which a thread may exchange at any time: at worst a link is renewed that need not be.
             # The other way round a link of old certificates would be taken for one of new ones, and never be renewed.
-            self._generation, self._own = self._identity.generation, self._identity.own_certificate
+            self._generation, self._material = self._identity.generation, self._identity.material
+            self._own = self._identity.own_certificate
             self._txn_id = next(_TXN_IDS)
             link.send(encode_start_tls_request(self._txn_id))
         else:
@@ -229,7 +252,7 @@ class _Entering:
         ends = [] if self._own is None else [self._own.not_after_s]
         if certificate is not None:
             ends.append(read_certificate(certificate).not_after_s)
-        return LinkProof(self._generation, certificate, min(ends, default=None))
+        return LinkProof(self._generation, self._material, certificate, min(ends, default=None))
 
     # ------------------------------------------------------------------------------------ FrameHandler
 
@@ -263,6 +286,8 @@ class _Entering:
     def link_closed(self, error: Exception | None) -> None:
         """Fail, unless the link is done with."""
         reason = f": {error}" if error is not None else ""
+        if self._working is not None:
+            self._working.cancel()  # its thread goes on to its end, and nobody waits for what it finds
         self.lost = error if isinstance(error, TlsError) else TlsError(f"the node closed the connection{reason}")
         self._fail(self.lost)
 
@@ -306,6 +331,11 @@ class _Entering:
                 then(await asyncio.to_thread(step))
             except DistributedLogError as error:
                 self._fail(error)
+            except (
+                Exception
+            ) as error:  # the boundary: nobody waits for this task, and the connection would be waited for
+                logger.exception("a proof could not be made")
+                self._fail(TlsError(f"the proof could not be made: {error!r}"))
 
         self.waits_for = "the answer to AUTH"
         if authentication.blocks:

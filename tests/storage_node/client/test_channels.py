@@ -93,6 +93,8 @@ class Handing:
     def outdated(self, proof: LinkProof) -> bool:
         return self.stale
 
+    def still_good(self, proof: LinkProof) -> None: ...
+
     def why_over(self, proof: LinkProof) -> str | None:
         return None
 
