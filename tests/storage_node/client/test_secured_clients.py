@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -23,13 +24,19 @@ from metadata.zookeeper.memory import MemoryStore
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.client.connections import ask_disk_space
 from storage_node.edge import FrameHandler, Link, Listener
-from storage_node.errors import BookieUnreachableError, LedgerRecoveryError, QuorumWriteError, SecureConnectionError
+from storage_node.errors import (
+    BookieUnreachableError,
+    ConnectionClosedError,
+    LedgerRecoveryError,
+    QuorumWriteError,
+    SecureConnectionError,
+)
 from storage_node.protocol.authentication import ClientAuthentication
 from storage_node.protocol.decoding import decode_request
 from storage_node.protocol.encoding import encode_error_response
 from storage_node.protocol.frames import Buffer
 from storage_node.protocol.schema import Operation, Status
-from storage_node.protocol.values import StartTlsRequest
+from storage_node.protocol.values import BatchReadResponse, StartTlsRequest
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.transport.tcp import TcpNetwork
 
@@ -404,6 +411,33 @@ async def test_a_new_revocation_list_renews_no_link_but_those_of_nodes_that_it_n
             await until(lambda channel=channel: channel._link is None)  # type: ignore[misc]
             with pytest.raises(SecureConnectionError, match="certificate is refused: certificate revoked"):
                 await ask_disk_space(pool, "node-1")
+
+
+async def test_batches_are_read_once_the_rights_for_them_have_come(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage_node.client.connections.BATCHES_AGAIN_S", 0.01)
+    writer = await world.nodes.client().create(**a_ledger())
+    for _ in range(3):
+        await writer.add(b"x")
+    bookie, _ = world.nodes.running["node-0"]
+    allowing = bookie._security
+    bookie._security = replace(allowing, roles=frozenset({"proxy"}))  # version 2 has no answer to that: it is cut
+    batches = world.nodes.client()._use().pool.batches_of("node-0")
+
+    async def ask(number: int) -> object:
+        answered: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        batches.read(
+            number, writer.ledger_id, 0, max_count=3, max_bytes=1000, timeout_ms=60_000, answer=answered.set_result
+        )
+        return await answered
+
+    assert isinstance(await ask(1), ConnectionClosedError)
+    assert 0 < batches._refused_until_s < math.inf
+    bookie._security = allowing
+    await until(lambda: not batches.refused)
+    assert isinstance(await ask(2), BatchReadResponse)
+    await writer.close()
 
 
 async def test_files_that_cannot_be_looked_at_keep_nobody_from_connecting(
