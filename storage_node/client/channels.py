@@ -20,7 +20,7 @@ from metadata.foundation.tasks import end_tasks
 from storage_node.client.entering import ClientSecurity, LinkProof
 from storage_node.client.health import BookieHealth
 from storage_node.edge import Link, Network
-from storage_node.errors import BookieUnreachableError, ConnectionClosedError
+from storage_node.errors import BookieUnreachableError, ConnectionClosedError, TlsError
 from storage_node.protocol.frames import Buffer
 from storage_node.settings.client import ClientSettings
 from storage_node.transport.tls import securable
@@ -105,6 +105,8 @@ class Channel:
         self._renewing: asyncio.Task[None] | None = None
         self._renew_at = 0.0
         """Not before this time of the loop's."""
+        self._broken: str | None = None
+        """Why this side ends the link."""
         self._leaving: dict[Link, _Leaving] = {}
         """Links that were renewed, with answers still to come."""
 
@@ -184,6 +186,7 @@ class Channel:
                 logger.warning(
                     "closing the connection to %s: the node's certificate is not good: %s", self.bookie, over
                 )
+                self._broken = f"the node's certificate is not good any more: {over}"
                 self._link.close()
             return
         except Exception:  # the boundary: whatever a network raises, the link that there is serves on
@@ -224,8 +227,7 @@ class Channel:
         self._leaving.pop(link, None)
         if self._waits_for(keys):
             self.losses += 1
-            reason = f": {error}" if error is not None else ""
-            self._end_these(keys, ConnectionClosedError(f"the connection was lost{reason}", node=self.bookie))
+            self._end_these(keys, self._lost_error(error))
 
     def _opened(self) -> None:
         """Note that there is a new link, on which the bookie was heard just now."""
@@ -262,8 +264,17 @@ class Channel:
             self._lost_early = True
             return
         self._link = None
-        reason = f": {error}" if error is not None else ""
-        self._lose(ConnectionClosedError(f"the connection was lost{reason}", node=self.bookie))
+        self._lose(self._lost_error(error))
+
+    def _lost_error(self, cause: Exception | None) -> ConnectionClosedError:
+        broken, self._broken = self._broken, None
+        if cause is None and self._around.security.asks:
+            # What ends a client's rights ends its connections: TLS has no words for why.
+            cause = TlsError(broken or "the node ended it, and its audit trail says why unless it was stopped")
+        reason = f": {cause}" if cause is not None else ""
+        error = ConnectionClosedError(f"the connection was lost{reason}", node=self.bookie)
+        error.__cause__ = cause
+        return error
 
     # ------------------------------------------------------------------------------------ ends
 

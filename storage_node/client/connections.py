@@ -272,6 +272,7 @@ class Connection(Channel):
         # A slow request alone does not show that the link is dead: other answers may have come since it was sent.
         if began < now and self._heard < began and self._link is not None:
             logger.warning("nothing comes from %s any more: its connection is made anew", self.bookie)
+            self._broken = "nothing came from the node any more"
             self._link.close()
         return bool(self._adds or self._requests)
 

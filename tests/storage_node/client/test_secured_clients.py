@@ -169,6 +169,26 @@ async def test_a_writer_that_gets_nowhere_says_which_node_refused_it_and_why(wor
             await writer.add(b"x")
 
 
+@pytest.mark.parametrize("noticed", [False, True])
+async def test_a_writer_whose_certificate_is_revoked_says_so(noticed: bool, world: World) -> None:
+    pair = world.authority.issue("leaving", roles=["client"])
+    settings = secured_by(write_folder(world.folder / "leaving", pair, world.authority.pem))
+    client = world.nodes.client(security=settings)
+    writer = await client.create(**a_ledger())
+    assert await writer.add(b"x") == 0
+    replace_file(world.folder / "node" / REVOKED_FILE, world.authority.revoke(pair))
+    bookie, _ = world.nodes.running["node-0"]
+    identity = bookie._security.identity
+    assert identity is not None
+    await until(lambda: identity.refresh() or identity.judge(pair.der))
+    await bookie._watch.look()
+    if noticed:
+        await until(lambda: all(one._link is None for one in client._use().pool._connections.values()), every_s=0)
+    why = "refuses this side's certificate, which is revoked" if noticed else "its audit trail says why"
+    with pytest.raises(QuorumWriteError, match=f"no replacement for node-0, .*{why}"):
+        await writer.add(b"y")
+
+
 async def test_a_plain_client_is_refused_and_ends_no_ledger_by_it(world: World) -> None:
     """EUA means to recovery that a bookie holds what another client wrote: here it must not (D3)."""
     writer = await world.nodes.client().create(**a_ledger(), password=b"pw")
