@@ -162,6 +162,11 @@ class SecurableLink(Link, Protocol):
         """The peer's certificate (DER), where TLS stands and the peer showed one that was verified."""
         ...
 
+    @property
+    def between_frames(self) -> bool:
+        """All that was read was handed out: no frame waits, and none has begun."""
+        ...
+
     def deliver_to(self, handler: FrameHandler) -> None:
         """Deliver what comes from now on to another handler; what is being delivered goes to the old one to its end."""
         ...

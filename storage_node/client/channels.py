@@ -20,7 +20,7 @@ from metadata.foundation.tasks import end_tasks
 from storage_node.client.entering import ClientSecurity, LinkProof
 from storage_node.client.health import BookieHealth
 from storage_node.edge import Link, Network
-from storage_node.errors import BookieUnreachableError, ConnectionClosedError
+from storage_node.errors import BookieUnreachableError, ConnectionClosedError, TlsError
 from storage_node.protocol.frames import Buffer
 from storage_node.settings.client import ClientSettings
 from storage_node.transport.tls import securable
@@ -105,7 +105,9 @@ class Channel:
         self._renewing: asyncio.Task[None] | None = None
         self._renew_at = 0.0
         """Not before this time of the loop's."""
-        self._leaving: dict[Link, None] = {}
+        self._broken: str | None = None
+        """Why this side ends the link."""
+        self._leaving: dict[Link, _Leaving] = {}
         """Links that were renewed, with answers still to come."""
 
     @property
@@ -123,7 +125,7 @@ class Channel:
 
     async def _open(self) -> None:
         try:
-            link = await self._connect()
+            link, proof = await self._connect()
         except DistributedLogError as error:
             self._opening = None
             self._lose(error)
@@ -136,38 +138,47 @@ class Channel:
             return
         self._opening = None
         if self._lost_early:
+            link.close()  # whatever ended: nobody keeps it, so nothing else would close it
             self._lose(ConnectionClosedError("the connection was lost as soon as it was made", node=self.bookie))
             return
-        self._use(link)
+        self._use(link, proof)
         self.opened_at = self._around.loop.time()
         self._opened()
         backlog, self._backlog = self._backlog, []
         link.send(*backlog)
 
-    def _use(self, link: Link) -> None:
+    def _use(self, link: Link, proof: LinkProof) -> None:
         """Send on this link from now on."""
         self._link = link
-        security = self._around.security
-        if security.asks:
-            self._proof = security.proof_of(link)
+        self._proof = proof
+        if self._around.security.asks:
             self._around.sweeper.join(self._look)
 
     # ------------------------------------------------------------------------------------ renewal
 
     def _look(self, now: float) -> bool:
-        """Renew the link where its proof is about to end; True as long as there is one."""
+        """Renew the link where its proof is about to end; True as long as there is one.
+
+        And close those that were renewed, where nothing more is to come: what was waited for may have run out of time.
+        """
+        for leaving in list(self._leaving.values()):
+            leaving.close_if_done()
         if self._link is None:
-            return False
+            return bool(self._leaving)
         security = self._around.security
         security.look()
         if self._renewing is None and now >= self._renew_at and security.outdated(self._proof):
+            proof = security.still_good(self._proof)
+            if proof is not None:
+                self._proof = proof
+                return True
             self._renew_at = now + RENEW_AGAIN_S
             self._renewing = self._around.loop.create_task(self._renew())
         return True
 
     async def _renew(self) -> None:
         try:
-            link = await self._connect()
+            link, proof = await self._connect()
         except DistributedLogError as error:
             logger.warning("the connection to %s cannot be renewed, trying again: %s", self.bookie, error)
             over = self._around.security.why_over(self._proof)
@@ -175,6 +186,7 @@ class Channel:
                 logger.warning(
                     "closing the connection to %s: the node's certificate is not good: %s", self.bookie, over
                 )
+                self._broken = f"the node's certificate is not good any more: {over}"
                 self._link.close()
             return
         except Exception:  # the boundary: whatever a network raises, the link that there is serves on
@@ -184,16 +196,19 @@ class Channel:
             self._renewing = None
         old = self._link
         if old is None or self._around.closed:
-            link.close()  # lost meanwhile: the next request makes its own
+            # Lost meanwhile: the next request makes its own, and must not take this one's end for its own link's.
+            securable(link).deliver_to(_Nobody())
+            link.close()
             return
-        self._use(link)
+        self._use(link, proof)
+        self._opened()
         under_way = self._under_way()
         if not under_way:
             securable(old).deliver_to(_Nobody())
             old.close()
             return
-        self._leaving[old] = None
-        securable(old).deliver_to(_Leaving(self, old, under_way))
+        self._leaving[old] = leaving = _Leaving(self, old, under_way)
+        securable(old).deliver_to(leaving)
 
     def _under_way(self) -> frozenset[object]:
         """Return the keys of all requests that wait for an answer."""
@@ -212,13 +227,12 @@ class Channel:
         self._leaving.pop(link, None)
         if self._waits_for(keys):
             self.losses += 1
-            reason = f": {error}" if error is not None else ""
-            self._end_these(keys, ConnectionClosedError(f"the connection was lost{reason}", node=self.bookie))
+            self._end_these(keys, self._lost_error(error))
 
     def _opened(self) -> None:
-        """Note that there is a link again."""
+        """Note that there is a new link, on which the bookie was heard just now."""
 
-    async def _connect(self) -> Link:
+    async def _connect(self) -> tuple[Link, LinkProof]:
         around = self._around
         if around.closed:
             raise BookieUnreachableError("the client is closed", node=self.bookie)
@@ -250,8 +264,17 @@ class Channel:
             self._lost_early = True
             return
         self._link = None
-        reason = f": {error}" if error is not None else ""
-        self._lose(ConnectionClosedError(f"the connection was lost{reason}", node=self.bookie))
+        self._lose(self._lost_error(error))
+
+    def _lost_error(self, cause: Exception | None) -> ConnectionClosedError:
+        broken, self._broken = self._broken, None
+        if cause is None and self._around.security.asks:
+            # What ends a client's rights ends its connections: TLS has no words for why.
+            cause = TlsError(broken or "the node ended it, and its audit trail says why unless it was stopped")
+        reason = f": {cause}" if cause is not None else ""
+        error = ConnectionClosedError(f"the connection was lost{reason}", node=self.bookie)
+        error.__cause__ = cause
+        return error
 
     # ------------------------------------------------------------------------------------ ends
 
@@ -295,8 +318,12 @@ class _Leaving:
         self._channel.frame_received(frame)
 
     def batch_done(self) -> None:
-        """Close the link where nothing more is to come."""
+        """Close the link behind the last answer."""
         self._channel.batch_done()
+        self.close_if_done()
+
+    def close_if_done(self) -> None:
+        """Close the link where nothing more is to come."""
         if not self._channel._waits_for(self._under_way):
             self._link.close()
 

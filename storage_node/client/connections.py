@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from storage_node.client.channels import Channel, Resolver, Surroundings, Sweepe
 from storage_node.client.entering import ClientSecurity, client_security
 from storage_node.client.health import BookieHealth, Quarantine
 from storage_node.client.nearness import Hedges, Nearness, least_pending_first, order_over_regions
-from storage_node.edge import Network
+from storage_node.edge import Link, Network
 from storage_node.errors import ERROR_OF_STATUS, ConnectionClosedError, ProtocolError, RequestTimeoutError
 from storage_node.protocol import v2
 from storage_node.protocol.decoding import decode_response
@@ -41,6 +42,8 @@ from storage_node.transport.tls import insecure_error
 
 logger = logging.getLogger(__name__)
 
+BATCHES_AGAIN_S = 60.0
+"""A secured node that dropped a connection at its first batch is asked for batches again after this."""
 MAX_ACKNOWLEDGEMENT_BYTES = 64
 """No canonical EOK answer to an add is longer."""
 
@@ -234,6 +237,11 @@ class Connection(Channel):
         for _, _, answer, _ in requests:
             answer(error)
 
+    def _left(self, link: Link, keys: frozenset[object], error: Exception | None) -> None:
+        if self._acknowledged:
+            self._pass_on()  # of a batch that ended with the link: in no table any more, nothing else would end them
+        super()._left(link, keys, error)
+
     def _end_all(self, error: DistributedLogError) -> None:
         if not self._pool.closed:
             self._pool.quarantine.failed(self.bookie, error)
@@ -264,6 +272,7 @@ class Connection(Channel):
         # A slow request alone does not show that the link is dead: other answers may have come since it was sent.
         if began < now and self._heard < began and self._link is not None:
             logger.warning("nothing comes from %s any more: its connection is made anew", self.bookie)
+            self._broken = "nothing came from the node any more"
             self._link.close()
         return bool(self._adds or self._requests)
 
@@ -384,16 +393,22 @@ class BatchConnection(Channel):
     """All batch reads of one client from one bookie.
 
     Only version 2 of the protocol has them, so they go by a connection of their own. A bookie may not know them: it
-    drops the connection, or refuses. Then `refused` is set for good, and entries are read one by one. A connection that
-    is lost after a batch was answered is an ordinary loss.
+    drops the connection, or refuses. Then they are `refused`, and entries are read one by one. A connection that is
+    lost after a batch was answered is an ordinary loss. Where connections are secured, one that is dropped may also be
+    one of a client that has not the rights yet, to which version 2 has no answer: batches are tried again later.
     """
 
     def __init__(self, surroundings: Surroundings, bookie: str) -> None:
         super().__init__(surroundings, bookie)
-        self.refused = False
-        """The bookie does not serve batch reads."""
+        self._refused_until_s = 0.0
+        """By the loop's clock."""
         self._served = False
         self._requests: dict[int, tuple[float, Callable[[BatchAnswer], None], int]] = {}
+
+    @property
+    def refused(self) -> bool:
+        """The bookie does not serve batch reads, as far as is known."""
+        return self._around.loop.time() < self._refused_until_s
 
     @property
     def pending(self) -> int:
@@ -433,7 +448,7 @@ class BatchConnection(Channel):
             raise ProtocolError(f"an answer to {response.operation.name} where batches were asked for")
         self._served = True
         if response.status in _UNKNOWN_THERE:
-            self.refused = True
+            self._refused_until_s = math.inf
         request = self._requests.pop(response.request_id, None)
         if request is not None:
             request[1](response)
@@ -457,7 +472,8 @@ class BatchConnection(Channel):
     def _end_all(self, error: DistributedLogError) -> None:
         requests, self._requests = self._requests, {}
         if requests and not self._served and isinstance(error, ConnectionClosedError) and not self._around.closed:
-            self.refused = True
+            secured = self._around.security.asks
+            self._refused_until_s = self._around.loop.time() + BATCHES_AGAIN_S if secured else math.inf
             self._around.health.answered(self.bookie)  # it did what such a bookie does: nothing is wrong with it
         for _, answer, _ in requests.values():
             answer(error)

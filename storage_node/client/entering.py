@@ -20,15 +20,15 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
-from metadata.security.certificates import read_certificate
+from metadata.security.certificates import CertificateFacts, read_certificate
 from metadata.security.exchange import ChannelFacts
-from metadata.security.identity import TlsIdentity
+from metadata.security.identity import TlsIdentity, TlsMaterial
 from metadata.security.sasl.binding import server_end_point
 from metadata.security.settings import SecurityMode, SecuritySettings, client_identity
 from storage_node.edge import FrameHandler, Link, Network, TlsTerms
@@ -58,7 +58,9 @@ class LinkProof:
     """By what was a link secured?"""
 
     generation: int | None = None
-    """Of the client's certificates; None: there is nothing to end."""
+    """Of the client's certificates, by which the link was last found good; None: there is nothing to end."""
+    material: TlsMaterial | None = None
+    """The client's certificates themselves."""
     certificate: bytes | None = None
     """The node's."""
     ends_s: float | None = None
@@ -97,22 +99,26 @@ class ClientSecurity:
         """Something has to be done on a connection before its first request."""
         return self.identity is not None or self.authenticating is not None
 
-    def proof_of(self, link: Link) -> LinkProof:
-        """Return by what a link was secured just now."""
-        if self.identity is None:
-            return LinkProof()
-        own, certificate = self.identity.own_certificate, securable(link).certificate
-        ends = [] if own is None else [own.not_after_s]
-        if certificate is not None:
-            ends.append(read_certificate(certificate).not_after_s)
-        return LinkProof(self.identity.generation, certificate, min(ends, default=None))
-
     def outdated(self, proof: LinkProof) -> bool:
-        """Return whether a link should be made anew: certificates have changed since, or one of its own ends soon."""
+        """Return whether a link should be made anew: what it rests on has changed since, or ends soon."""
         if self.identity is None or proof.generation is None:
             return False
         ends_soon = proof.ends_s is not None and time.time() >= proof.ends_s - RENEW_BEFORE_S
         return ends_soon or proof.generation != self.identity.generation
+
+    def still_good(self, proof: LinkProof) -> LinkProof | None:
+        """Return the proof as one of the certificates of now; None: the link has to be made anew for them.
+
+        A new revocation list alone asks for no handshake, of which a cluster would have one on each connection at once.
+        """
+        if self.identity is None or proof.material is None:
+            return None
+        generation, now = self.identity.generation, self.identity.material  # in this order, as in `_Entering.begin`
+        before = proof.material
+        if (now.chain, now.authorities) != (before.chain, before.authorities) or self.why_over(proof) is not None:
+            return None
+        renewed = replace(proof, generation=generation)
+        return None if self.outdated(renewed) else renewed
 
     def why_over(self, proof: LinkProof) -> str | None:
         """Return why a link must not be used any more: the node's certificate has expired, or was revoked."""
@@ -144,17 +150,22 @@ class ClientSecurity:
         """Look whether the files of certificates have changed, where that is due."""
         if self.identity is not None and self._due():
             self._refreshed_s = self._now_s()
-            await asyncio.to_thread(self.identity.refresh)
+            try:
+                await asyncio.to_thread(self.identity.refresh)
+            except (
+                Exception
+            ):  # the boundary: what was read before stays in use, and is looked at again when that is due
+                logger.exception("the files of certificates could not be looked at")
 
     async def connect(
         self, network: Network, host: str, port: int, handler: FrameHandler, *, timeout_ms: int, node: str
-    ) -> Link:
-        """Connect, and hand the link over once all is proved.
+    ) -> tuple[Link, LinkProof]:
+        """Connect, and hand the link over once all is proved. Returns by what it was secured, too.
 
         Raises BookieUnreachableError; SecureConnectionError, one of these: both name `node`, and no request was sent.
         """
         if not self.asks:
-            return await network.connect(host, port, handler, timeout_ms=timeout_ms)
+            return await network.connect(host, port, handler, timeout_ms=timeout_ms), LinkProof()
         await self.refresh()
         entering = _Entering(self, host)
         link = await network.connect(host, port, entering, timeout_ms=timeout_ms)
@@ -163,6 +174,7 @@ class ClientSecurity:
             await asyncio.wait_for(entering.done, self.limit_s)
             if entering.lost is not None:
                 raise entering.lost  # in the turn of the loop between the last step and this one
+            proof = entering.proof(link)
             securable(link).deliver_to(handler)
         except asyncio.TimeoutError:
             link.close()
@@ -176,7 +188,7 @@ class ClientSecurity:
         except BaseException:
             link.close()
             raise
-        return link
+        return link, proof
 
 
 def client_security(settings: ClientSettings, environment: Mapping[str, str] | None = None) -> ClientSecurity:
@@ -209,6 +221,9 @@ class _Entering:
         self.waits_for = "the answer to START_TLS"
         self._security = security
         self._identity: TlsIdentity | None = security.identity
+        self._generation = 0
+        self._material: TlsMaterial | None = None
+        self._own: CertificateFacts | None = None
         self._host = host
         self._link: Link | None = None
         self._txn_id = 0
@@ -220,10 +235,24 @@ class _Entering:
         """Send the first message."""
         self._link = link
         if self._identity is not None:
+            # Before the context, which a thread may exchange at any time: at worst a link is renewed that need not be.
+            # The other way round a link of old certificates would be taken for one of new ones, and never be renewed.
+            self._generation, self._material = self._identity.generation, self._identity.material
+            self._own = self._identity.own_certificate
             self._txn_id = next(_TXN_IDS)
             link.send(encode_start_tls_request(self._txn_id))
         else:
             self._prove(ChannelFacts(self._host))
+
+    def proof(self, link: Link) -> LinkProof:
+        """Return by what the link was secured."""
+        if self._identity is None:
+            return LinkProof()
+        certificate = securable(link).certificate
+        ends = [] if self._own is None else [self._own.not_after_s]
+        if certificate is not None:
+            ends.append(read_certificate(certificate).not_after_s)
+        return LinkProof(self._generation, self._material, certificate, min(ends, default=None))
 
     # ------------------------------------------------------------------------------------ FrameHandler
 
@@ -257,6 +286,8 @@ class _Entering:
     def link_closed(self, error: Exception | None) -> None:
         """Fail, unless the link is done with."""
         reason = f": {error}" if error is not None else ""
+        if self._working is not None:
+            self._working.cancel()  # its thread goes on to its end, and nobody waits for what it finds
         self.lost = error if isinstance(error, TlsError) else TlsError(f"the node closed the connection{reason}")
         self._fail(self.lost)
 
@@ -300,6 +331,11 @@ class _Entering:
                 then(await asyncio.to_thread(step))
             except DistributedLogError as error:
                 self._fail(error)
+            except (
+                Exception
+            ) as error:  # the boundary: nobody waits for this task, and the connection would be waited for
+                logger.exception("a proof could not be made")
+                self._fail(TlsError(f"the proof could not be made: {error!r}"))
 
         self.waits_for = "the answer to AUTH"
         if authentication.blocks:

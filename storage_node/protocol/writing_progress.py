@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import DistributedLogError, check
-from storage_node.errors import SecureConnectionError
+from storage_node.errors import SecureConnectionError, TlsError
 from storage_node.protocol.striping import write_sets
 from storage_node.protocol.tables import Reaction
 from storage_node.protocol.writing_model import REACTIONS, Seat, WriterEvent, WriterState
@@ -203,6 +203,10 @@ class WriterProgress:
     def _too_few(self, left: tuple[int, ...]) -> str:
         names = ", ".join(self._seats[index].bookie for index in left)
         why = f"no replacement for {names}, and without it fewer than {self._ack_quorum} bookies can acknowledge"
-        if isinstance(self._last_refusal, SecureConnectionError):
-            return f"{why} ({self._last_refusal.message})"  # more nodes would not help
+        refusal = self._last_refusal
+        # In TLS 1.3 a client has done its part before its certificate is judged: then the refusal ends a connection.
+        if isinstance(refusal, SecureConnectionError) or (
+            refusal is not None and isinstance(refusal.__cause__, TlsError)
+        ):
+            return f"{why} ({refusal.message})"  # more nodes would not help
         return why

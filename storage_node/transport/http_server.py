@@ -17,6 +17,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -69,14 +70,21 @@ class HttpServer:
     Args:
         answer: gives the reply at a path; it must not block: work that takes long is to be awaited.
         tls: returns the context for a new connection, for certificates may change meanwhile; None: plain HTTP.
-        refused: is told of clients whose handshake failed.
+        refused: is told of clients whose handshake failed, and of those that were judged.
+        judge: returns why a client's certificate (DER) is not good, though its handshake did not fail.
     """
 
     def __init__(
-        self, answer: Answer, *, tls: Callable[[], ssl.SSLContext] | None = None, refused: Refused | None = None
+        self,
+        answer: Answer,
+        *,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        refused: Refused | None = None,
+        judge: Callable[[bytes], str | None] | None = None,
     ) -> None:
         self._answer = answer
         self._tls = tls
+        self._judge = judge
         self._refused = refused
         self._socket: socket.socket | None = None
         self._resume: asyncio.TimerHandle | None = None
@@ -155,6 +163,15 @@ class HttpServer:
         except asyncio.CancelledError:
             self._tell(peer, "the handshake took too long, or made room for others")
             raise
+        except OSError as error:
+            self._tell(peer, f"the connection broke in the handshake: {error.strerror or error}")
+            raise
+        # A session of TLS 1.2 may be taken up again by its number, without its certificate being verified anew.
+        certificate = stream.certificate
+        reason = self._judge(certificate) if self._judge is not None and certificate is not None else None
+        if reason is not None:
+            self._tell(peer, f"the client's certificate is not good: {reason}")
+            return
         await self._exchange(stream)
 
     def _tell(self, peer: str, reason: str) -> None:
@@ -260,6 +277,11 @@ class _TlsStream:
         await self._step(self._tls.do_handshake)
         self._handshake_left = None
 
+    @property
+    def certificate(self) -> bytes | None:
+        """The client's certificate (DER); None: it has shown none."""
+        return self._tls.getpeercert(True)
+
     async def receive(self) -> bytes:
         try:
             return await self._step(partial(self._tls.read, RECORD_BYTES))
@@ -293,7 +315,8 @@ class _TlsStream:
                 await self._flush()
                 await self._fill()
             except ssl.SSLError:
-                await self._flush()  # an alert says to the client what is wrong with it
+                with suppress(OSError):  # the client may be gone: that must not take the place of what is wrong with it
+                    await self._flush()  # an alert says to the client what that is
                 raise
             else:
                 await self._flush()

@@ -171,6 +171,11 @@ class TcpLink:
         """The peer's certificate (DER), where TLS stands and the peer showed one that was verified."""
         return self._tls.certificate if self._secured and self._tls is not None and not self._closed else None
 
+    @property
+    def between_frames(self) -> bool:
+        """All that was read was handed out: no frame waits, and none has begun."""
+        return not (self._has_frames or self._frames.begun[1])
+
     def start_tls(self, terms: TlsTerms, ended: Callable[[TlsError | None], None]) -> None:
         """Begin TLS behind what was sent so far; `ended` is called once, from the loop (see `edge.SecurableLink`)."""
         if self._out and not self._writing:
@@ -200,7 +205,7 @@ class TcpLink:
             return "TLS was begun before"
         if self._out:
             return "TLS was begun while answers waited for the peer"
-        if self._has_frames or self._frames.begun[1]:
+        if not self.between_frames:
             # Sent in plain, by whomsoever, to be taken for what came under TLS (CVE-2011-0411).
             return "bytes came in plain behind the last frame before TLS"
         return None

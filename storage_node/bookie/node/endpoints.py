@@ -58,7 +58,8 @@ async def shown(settings: BookieSettings, bookie: Bookie, noted: Noted = NOWHERE
         return
     identity = settings.http_tls.identity(settings.security)
     tls = identity.server_context if identity is not None else None
-    server = HttpServer(partial(answer, bookie), tls=tls, refused=partial(_note_refused, noted))
+    judge = identity.judge if identity is not None else None
+    server = HttpServer(partial(answer, bookie), tls=tls, refused=partial(_note_refused, noted), judge=judge)
     host, port = _http_host(settings), settings.http_server_port
     try:
         await server.start(host, port)

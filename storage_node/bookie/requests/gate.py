@@ -59,8 +59,9 @@ from storage_node.transport.tls import securable
 CONNECTION: Final = "connection"
 """The event of the audit trail under which connections are noted."""
 
-MAX_REFUSALS: Final = 100
-"""Requests that are refused on one connection: each takes an answer, and a note."""
+MAX_UNPROVEN: Final = 100
+"""Messages that are answered on one connection before it is heard: a peer that reads nothing leaves each answer here,
+and each refusal takes a note."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class SecurityGate:
         """The client's, if it has shown one."""
         self._refused: str | None = None
         """Why nothing is heard from this client any more."""
-        self._refusals = 0
+        self._messages = 0
+        self._warned = False
         self._open = False
         self._dialect = VERSION_THREE
         self._starting: StartTlsRequest | None = None
@@ -120,7 +122,12 @@ class SecurityGate:
                 raise ProtocolError(reason, node=self._link.peer)
             return
         request = self._decode(frame)
-        if self._refused is not None:
+        self._messages += 1
+        if self._messages > MAX_UNPROVEN:
+            reason = self._refused or f"the client has sent {MAX_UNPROVEN} messages, and proved nothing by them"
+            self._tell(reason)
+            self._link.close()
+        elif self._refused is not None:
             self._refuse(request, self._refused)
         elif isinstance(request, StartTlsRequest):
             self._start_tls(request)
@@ -137,7 +144,9 @@ class SecurityGate:
 
     def batch_done(self) -> None:
         """Pass it on, once the connection is heard; begin TLS where that was asked for."""
-        if self._starting is not None:
+        # A turn of the loop, or the read, may end between START_TLS and what Java sends right behind it: that is heard.
+        early = bool(self._security.authenticators) and self._early is None
+        if self._starting is not None and (not early or securable(self._link).between_frames):
             starting, self._starting = self._starting, None
             self._begin_tls(starting)
         if self._open:
@@ -188,8 +197,9 @@ class SecurityGate:
         identity = self._security.identity
         if identity is None:
             raise InvariantViolation("TLS is begun without certificates")
-        context = identity.server_context()
-        material = identity.material
+        material, context = identity.material, identity.server_context()
+        while identity.material is not material:  # a thread has exchanged them between the two
+            material, context = identity.material, identity.server_context()
         self._facts = ChannelFacts(
             self._link.peer, secured=True, binding=lambda: server_end_point(pem_blocks(material.chain)[0].body)
         )
@@ -293,12 +303,7 @@ class SecurityGate:
         )
 
     def _refuse(self, request: Heard, reason: str) -> None:
-        """Refuse a request as upstream's bookies do. A client that goes on like that is cut."""
-        self._refusals += 1
-        if self._refusals > MAX_REFUSALS:
-            self._tell(f"{reason}, and the client was told so {MAX_REFUSALS} times")
-            self._link.close()
-            return
+        """Refuse a request as upstream's bookies do."""
         if isinstance(request, Misversioned):
             raise ProtocolError(f"{reason}, and version 2 has no answer to that", node=self._link.peer)
         if isinstance(request, BatchReadRequest) or (
@@ -307,7 +312,8 @@ class SecurityGate:
             self._refuse_version_2(request, reason)
         else:
             self._link.send(encode_error_response(request.txn_id, request.operation, Status.EUA))
-        if self._refusals == 1:  # the trail has the others
+        if not self._warned:  # the trail has the others
+            self._warned = True
             self._lines.log(logging.WARNING, "refusing %s: %s", self._link.peer, reason)
         self._note(False, reason, self._connection.principal, request.operation.name)
 

@@ -67,8 +67,8 @@ class Setup:
 
     def client(self, proofs: ClientProofSettings) -> ClientSettings:
         return ClientSettings(
-            add_entry_timeout_ms=3_000,
-            read_entry_timeout_ms=3_000,
+            add_entry_timeout_ms=30_000,
+            read_entry_timeout_ms=30_000,
             long_poll_ms=1_000,
             vacancy_retry_ms=100,
             replacement_pause_ms=100,

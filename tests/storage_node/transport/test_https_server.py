@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 from helpers.security.java_stores import java_key_store, java_trust_store
 from helpers.security.minting import DAY, MintedAuthority, now, replace_file, write_folder
+from helpers.waiting import until
 
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.security.identity import REVOKED_FILE, TlsFiles, TlsIdentity
@@ -46,7 +49,10 @@ def refused() -> list[tuple[str, str]]:
 @asynccontextmanager
 async def serving(identity: TlsIdentity, refused: list[tuple[str, str]]) -> AsyncIterator[int]:
     server = HttpServer(
-        lambda _path: Reply(BODY), tls=identity.server_context, refused=lambda *told: refused.append(told)
+        lambda _path: Reply(BODY),
+        tls=identity.server_context,
+        refused=lambda *told: refused.append(told),
+        judge=identity.judge,
     )
     await server.start("127.0.0.1", 0)
     try:
@@ -84,6 +90,72 @@ async def test_a_page_of_megabytes_comes_whole_and_the_end_is_said(
         too_large = await get(port, context, b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 4000)
         assert too_large.startswith(b"HTTP/1.1 431 ")
     assert refused == []
+
+
+async def test_a_session_of_tls_1_2_that_is_taken_up_again_is_judged_anew(
+    authority: MintedAuthority, tmp_path: Path, refused: list[tuple[str, str]]
+) -> None:
+    ahead_s = 0.0
+    place = authority.folder(tmp_path / "server", hosts=["localhost"])
+    identity = TlsIdentity(TlsFiles.of_folder(place), clock=lambda: now().timestamp() + ahead_s)
+    context = client(authority, tmp_path / "c", ends=now() + DAY)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    session: ssl.SSLSession | None = None
+
+    def ask(port: int) -> bytes:
+        nonlocal session
+        sock = socket.create_connection(("127.0.0.1", port))
+        with context.wrap_socket(sock, server_hostname="localhost", session=session) as secured:
+            assert secured.session_reused is (session is not None)
+            session = secured.session
+            secured.sendall(REQUEST)
+            return secured.recv(100)
+
+    async with serving(identity, refused) as port:
+        assert (await asyncio.to_thread(ask, port)).startswith(b"HTTP/1.1 200 OK")
+        ahead_s = 2 * DAY.total_seconds()
+        try:
+            assert await asyncio.to_thread(ask, port) == b""
+        except OSError:
+            pass  # it was cut
+    assert [reason for _, reason in refused if "the client's certificate is not good: it ended at" in reason]
+
+
+async def test_a_client_that_is_gone_before_it_hears_why_is_told_of_all_the_same(
+    authority: MintedAuthority,
+    identity: TlsIdentity,
+    refused: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = http_server._PlainStream.send
+    sent: list[object] = []
+
+    async def gone(stream: http_server._PlainStream, data: bytes) -> None:
+        sent.append(data)
+        if len(sent) > 1:
+            raise ConnectionResetError(104, "Connection reset by peer")
+        await whole(stream, data)
+
+    monkeypatch.setattr(http_server._PlainStream, "send", gone)
+    async with serving(identity, refused) as port:
+        with suppress(OSError):
+            await get(port, ssl.create_default_context(cadata=authority.pem.decode()))
+        await until(lambda: refused, every_s=0)
+    assert len(sent) == 2
+    assert [reason for _, reason in refused if "certificate" in reason]
+
+
+async def test_a_client_that_breaks_off_in_its_handshake_is_told_of(
+    identity: TlsIdentity, refused: list[tuple[str, str]]
+) -> None:
+    async with serving(identity, refused) as port:
+        sock = socket.create_connection(("127.0.0.1", port))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it ends by a reset
+        sock.sendall(b"\x16\x03\x01")
+        await asyncio.sleep(0)
+        sock.close()
+        await until(lambda: refused, every_s=0)
+    assert [reason for _, reason in refused if "the connection broke in the handshake" in reason]
 
 
 @pytest.mark.parametrize("kind", ["none", "foreign", "expired", "revoked", "plain", "old"])

@@ -9,7 +9,7 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -398,34 +398,47 @@ async def test_both_kinds_come_in_by_one_port_where_both_are_taken() -> None:
 
 
 @pytest.mark.parametrize("plain_too", [False, True])
-async def test_those_that_wait_to_be_secured_are_bounded_in_number_and_in_time(
+async def test_those_that_wait_to_be_secured_are_bounded_in_number(
     plain_too: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(newcomers, "MAX_NEWCOMERS", 3)
-    async with serving(TlsEntrance(server_context, plain_too=plain_too, limit_s=0.5)) as served:
-        loop = asyncio.get_running_loop()
-        idle = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(5)]
-        for sock in idle:
-            sock.setblocking(False)
+    async with serving(TlsEntrance(server_context, plain_too=plain_too, limit_s=600.0)) as served:
+        idle = _idle(served.port, 5)
         for sock in idle[:2]:
-            assert await asyncio.wait_for(_ended(loop, sock), 60)
+            assert await _ended(sock)
         client = Peer()
         await secure(await served.connect(client), terms_of_client())
-        for sock in idle[2:]:
-            assert await asyncio.wait_for(_ended(loop, sock), 60)
-            sock.close()
-        for sock in idle[:2]:
-            sock.close()
+        assert await _ended(idle[2])
         assert len(served.peers) == 1
+        for sock in idle:
+            sock.close()
 
 
-async def _ended(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> bool:
-    try:
-        while await loop.sock_recv(sock, 1000):
-            pass
-    except OSError:
-        pass
-    return True
+@pytest.mark.parametrize("plain_too", [False, True])
+async def test_those_that_wait_to_be_secured_are_bounded_in_time(plain_too: bool) -> None:
+    async with serving(TlsEntrance(server_context, plain_too=plain_too, limit_s=0.01)) as served:
+        for sock in _idle(served.port, 3):
+            assert await _ended(sock)
+            sock.close()
+        assert not served.peers
+
+
+def _idle(port: int, count: int) -> list[socket.socket]:
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+    for sock in idle:
+        sock.setblocking(False)
+    return idle
+
+
+async def _ended(sock: socket.socket) -> bool:
+    async def end() -> bool:
+        loop = asyncio.get_running_loop()
+        with suppress(OSError):
+            while await loop.sock_recv(sock, 1000):
+                pass
+        return True
+
+    return await asyncio.wait_for(end(), 60)
 
 
 async def test_certificates_that_cannot_be_read_refuse_the_connection_and_not_the_next(

@@ -6,14 +6,17 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
+from helpers.security.secured_network import client_context, server_context
 from helpers.waiting import until
 
 from storage_node.edge import Link
 from storage_node.transport import receive_memory
 from storage_node.transport.receive_memory import ALWAYS_READ, PROGRESS_BYTES, ReceiveMemory
 from storage_node.transport.tcp import TcpNetwork
+from storage_node.transport.tls import TlsEntrance
 from storage_node.transport.turns import TURN_S
 
 MIB = 1 << 20
@@ -173,6 +176,44 @@ async def test_half_frames_of_many_peers_stay_within_the_bound_and_whole_ones_co
         writer.close()
     for peer in slow:
         peer.close()
+    await asyncio.wait_for(_nobody(network), 60)
+    assert (network.receiving.used, network.receiving.short) == (0, False)
+    await listener.close()
+
+
+@pytest.mark.long
+async def test_half_frames_under_tls_stay_within_the_same_bound() -> None:
+    network = TcpNetwork(begun_bytes=8 * MIB)
+    received: asyncio.Queue[int] = asyncio.Queue()
+    listener = await network.listen(
+        "127.0.0.1",
+        0,
+        lambda link: Handler(lambda frame: received.put_nowait(len(frame))),
+        tls=TlsEntrance(server_context),
+    )
+    announced = framed(bytes(4 * MIB))
+
+    async def connect() -> asyncio.StreamWriter:
+        _, writer = await asyncio.open_connection(
+            "127.0.0.1", listener.port, ssl=client_context(), server_hostname="127.0.0.1"
+        )
+        return writer
+
+    slow = [await connect() for _ in range(60)]
+    for peer in slow:
+        peer.write(announced[: 3 * MIB])
+        with suppress(asyncio.TimeoutError, OSError):  # it is not read any more, or was cut: that is what shall be
+            await asyncio.wait_for(peer.drain(), 0.05)
+        held = sum(link._frames.held_bytes for link in network.links())
+        assert held < 8 * MIB + (ALWAYS_READ + network.pool._keep + 1) * 4 * MIB
+    assert len(network.links()) < len(slow), "those that stopped were cut for others"
+    for _ in range(3):
+        writer = await connect()
+        writer.write(announced)
+        assert await asyncio.wait_for(received.get(), 60) == 4 * MIB
+        writer.transport.abort()
+    for peer in slow:
+        peer.transport.abort()
     await asyncio.wait_for(_nobody(network), 60)
     assert (network.receiving.used, network.receiving.short) == (0, False)
     await listener.close()

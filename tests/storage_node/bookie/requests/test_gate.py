@@ -18,12 +18,13 @@ from helpers.waiting import until
 from metadata.security.exchange import DISABLED_PLUGIN, ChannelFacts, Step
 from metadata.security.identity import REVOKED_FILE, TlsFiles, TlsIdentity
 from metadata.security.principals import Principal, Scheme
+from metadata.security.sasl.binding import server_end_point
 from metadata.security.sasl.machine import SaslError
 from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.node.security import node_security
-from storage_node.bookie.requests.gate import MAX_REFUSALS
-from storage_node.edge import TlsTerms
+from storage_node.bookie.requests.gate import MAX_UNPROVEN
+from storage_node.edge import Link, TlsTerms
 from storage_node.errors import BookieConfigurationError, SecureConnectionError
 from storage_node.protocol import v2
 from storage_node.protocol.encoding import (
@@ -35,7 +36,9 @@ from storage_node.protocol.encoding import (
 )
 from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.values import AuthResponse, ErrorResponse, StartTlsResponse
-from storage_node.transport.tls import secure
+from storage_node.transport.tcp import TcpNetwork
+from storage_node.transport.tls import securable, secure
+from storage_node.transport.turns import Turns
 
 NODE = "node-1"
 
@@ -265,9 +268,9 @@ async def test_start_tls_under_tls_is_refused(secured: Secured) -> None:
 async def test_whoever_goes_on_in_plain_is_cut(cluster: BookieCluster, secured: Secured) -> None:
     bookie = await secured.start()
     client = await cluster.connect(bookie)
-    asked = [client.send_add(entry(1, number)) for number in range(MAX_REFUSALS + 1)]
+    asked = [client.send_add(entry(1, number)) for number in range(MAX_UNPROVEN + 1)]
     answers = await asyncio.gather(*asked, return_exceptions=True)
-    assert [getattr(answer, "status", None) for answer in answers] == [Status.EUA] * MAX_REFUSALS + [None]
+    assert [getattr(answer, "status", None) for answer in answers] == [Status.EUA] * MAX_UNPROVEN + [None]
     await until(client.closed.is_set, every_s=0)
 
 
@@ -378,6 +381,31 @@ async def test_a_client_that_has_to_prove_itself_is_heard_once_it_has(
     book.gone = "the user was deleted"
     await bookie._watch.look()
     await until(client.closed.is_set, every_s=0)
+
+
+async def test_a_proof_is_bound_to_the_certificate_that_was_shown_though_it_was_exchanged_meanwhile(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = GuestBook()
+    bookie = await secured.start(authenticators={"guest": book})
+    identity = bookie._security.identity
+    assert identity is not None
+    taken, pairs = identity.server_context, [secured.authority.issue(NODE, hosts=["127.0.0.1"]) for _ in range(2)]
+
+    def exchanged() -> ssl.SSLContext:
+        """Return the old context, and have the files change behind it."""
+        context = taken()
+        if pairs:
+            write_folder(secured.node_folder, pairs.pop(), secured.authority.pem)
+            assert identity.refresh()
+        return context
+
+    monkeypatch.setattr(identity, "server_context", exchanged)
+    client = await secured.enter(bookie)
+    await client.ask(said(b"word"))
+    shown = securable(cast(Link, client.link)).certificate
+    assert shown is not None
+    assert book.facts[0].binding() == server_end_point(shown)
 
 
 async def test_a_proof_that_fails_ends_the_connection(secured: Secured) -> None:
@@ -492,3 +520,46 @@ async def test_whatever_else_comes_behind_start_tls_is_cut(
     assert secured.notes.refused()
     assert not book.facts
     assert not any(allowed for allowed, _, _ in secured.notes.lines)
+
+
+@pytest.mark.parametrize("what", ["START_TLS", "AUTH"])
+async def test_what_is_answered_before_a_proof_is_counted_too(
+    what: str, cluster: BookieCluster, secured: Secured
+) -> None:
+    """A peer that reads nothing must not have answers piled up: the gate does not wait for them to leave."""
+    if what == "AUTH":
+        bookie = await secured.start("optional")
+        frame = said(b"", "whichever")
+    else:
+        bookie = await secured.start("off", authenticators={"guest": GuestBook()})
+        frame = encode_start_tls_request
+    client = await cluster.connect(bookie)
+    answers = await asyncio.gather(*(client.send_ask(frame) for _ in range(MAX_UNPROVEN + 1)), return_exceptions=True)
+    assert [isinstance(answer, Exception) for answer in answers] == [False] * MAX_UNPROVEN + [True]
+    await until(client.closed.is_set, every_s=0)
+    assert "proved nothing" in secured.notes.refused()
+
+
+@pytest.mark.parametrize("cut", [0, 5])
+async def test_the_empty_auth_is_waited_for_where_the_turn_ends_or_the_read_does_in_it(
+    cut: int, cluster: BookieCluster, secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = GuestBook()
+    bookie = await secured.start(authenticators={"guest": book})
+    turns = cast(TcpNetwork, bookie._network).turns
+    monkeypatch.setattr(Turns, "_share", lambda _: None)
+    if not cut:
+        turns.share_s = -1.0  # each frame has a turn of its own
+    client = await cluster.connect(bookie)
+    assert client.link is not None
+    early = encode_auth_request(2, "guest", b"")
+    client._txn = 1
+    started = client._ask(encode_start_tls_request(1), early[:cut] if cut else early)
+    client._txn = 2
+    answered = client._ask()
+    if cut:
+        await until(lambda: client.closed.is_set() or any(one._starting for one in bookie._gates()), every_s=0)
+        client.link.send(early[cut:])
+    assert (await started).status is Status.EOK
+    await secure(client.link, TlsTerms(secured.context(), "127.0.0.1"))
+    assert cast(AuthResponse, await answered).payload == b"welcome"
