@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from metadata.foundation.errors import CallerError
 from storage_node.edge import FrameHandler, Link, Network, SecurableLink, TlsTerms
-from storage_node.errors import SecureConnectionError, TlsError
+from storage_node.errors import SecureConnectionError, TlsError, TlsRefusedError
 from storage_node.protocol.frames import Buffer
 from storage_node.transport.turns import Turns
 
@@ -380,11 +380,13 @@ async def connect_secured(
 
 def insecure_error(peer: str, reason: object, *, node: str | None = None) -> SecureConnectionError:
     """Return the error of a connection that could not be secured."""
-    return SecureConnectionError(
+    error = SecureConnectionError(
         f"the connection to {peer} could not be secured: {reason}",
         advice="Nothing is ever sent in plain instead. Check both sides' certificates, authorities and switches",
         node=node or peer,
     )
+    error.refused = isinstance(reason, TlsRefusedError)
+    return error
 
 
 _REASONS = {
@@ -404,16 +406,20 @@ _REASONS = {
     "TLSV1_ALERT_PROTOCOL_VERSION": "the sides have no version of TLS in common",
     "NO_SHARED_CIPHER": "the sides have no cipher in common",
     "SSLV3_ALERT_HANDSHAKE_FAILURE": "the peer refuses the handshake: no cipher in common, or it wants a certificate",
-    "NO_RENEGOTIATION": "the peer asks for another handshake, which is refused",
 }
+"""What one side does not take of the other, by OpenSSL's name."""
 
 
 def tls_error(error: Exception) -> TlsError:
     """Return what an error of `ssl` or of the socket says of the peer."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return TlsError(f"the peer's certificate is refused: {error.verify_message.rstrip('.')}")
+        return TlsRefusedError(f"the peer's certificate is refused: {error.verify_message.rstrip('.')}")
     if isinstance(error, ssl.SSLEOFError):
         return TlsError("the peer broke off without ending TLS")
     if isinstance(error, ssl.SSLError):
-        return TlsError(_REASONS.get(error.reason, f"TLS failed: {error.reason or error}"))
+        if error.reason in _REASONS:
+            return TlsRefusedError(_REASONS[error.reason])
+        if error.reason == "NO_RENEGOTIATION":
+            return TlsError("the peer asks for another handshake, which is refused")
+        return TlsError(f"TLS failed: {error.reason or error}")
     return TlsError(f"the connection broke: {error}")

@@ -8,6 +8,8 @@ bring counts against a connection at the proxy, and writes must not wait for it.
     lost, or not made   everything under way fails, each saying whether it may have been done; what is sent in the next
                         moments fails at once (back-off: 50 ms, doubled up to 5 s), then it is tried again. A connection
                         that lived for 5 s begins anew
+    not taken           one side refuses the other's certificate, or its kind of connection: all fails with
+                        NotAuthenticatedError, in the moments that follow as well
     stale               it shows a certificate that was renewed meanwhile: another connection is made beside it, what is
                         sent then goes there, and it ends once what is under way on it is answered
     silent              a connection that owes answers and has said nothing for `SILENCE_MS` is asked a handshake; if
@@ -108,6 +110,11 @@ class ChannelRequest:
         if self._channel is not None:
             self._channel.forget(self._number)
             self._owner.settled()
+
+    @property
+    def sent(self) -> bool:
+        """True once it was given to a connection: the proxy may have it."""
+        return self._channel is not None
 
     def send(self, channel: ProxyChannel) -> None:
         """Give it to a connection, unless it was given up."""
