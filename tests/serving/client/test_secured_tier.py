@@ -64,6 +64,7 @@ class SecuredTier:
             "securityDirectory": str(self.issue("proxy", "proxy")),
             "tlsClientAuthentication": str(proves).lower(),
             "tokenKeys": str(self.folder / "keys.json"),
+            "superUsers": "role:operator,user:etl",
         }
         for number in range(2):
             own = {"server_port": 0, "server_shard": number, "server_grpc_port": grpc_port if number == 0 else -1}
