@@ -22,7 +22,7 @@ from helpers.serving.scripted_service import ScriptedService
 from helpers.waiting import until
 
 from dlspark.errors import ProxyLostError, ProxyUnreachableError, SettingsError
-from dlspark.serving.bindings import frames_client
+from dlspark.serving.bindings import frames_client, frames_sessions
 from dlspark.serving.bindings.frames_client import FramesClient
 from dlspark.serving.bindings.frames_server import FramesServer, frames_network
 from dlspark.serving.bindings.service import FramesLimits
@@ -61,10 +61,10 @@ class Notes:
 
     def __init__(self) -> None:
         self.refused: list[tuple[str, str | None]] = []
+        self.entered: list[tuple[str, str | None]] = []
 
     def note(self, event: str, *, allowed: bool, reason: str, principal: str | None, **_: object) -> None:
-        if not allowed:
-            self.refused.append((reason, principal))
+        (self.entered if allowed else self.refused).append((reason, principal))
 
 
 class Secured:
@@ -180,7 +180,18 @@ async def test_a_token_takes_the_place_of_a_certificate(secured: Secured) -> Non
     await secured.start(proves=True)
     async with connected(secured, secured.credentials("client-1", secured.token())) as client:
         assert await client.call(STREAM) == Done()
+    assert secured.notes.entered == [("it has shown a certificate", "client-1"), ("it has shown a token", "alice")]
     assert str(secured.service.callers[-1].principal) == "alice"
+
+
+async def test_who_comes_without_tls_in_the_middle_of_a_change_is_noted(secured: Secured) -> None:
+    """The page says to wait until the trail shows nobody without a principal; it showed nobody from the start."""
+    await secured.start(plain_too=True)
+    async with connected(secured, None) as client:
+        assert await client.call(STREAM) == Done()
+    ((reason, principal),) = secured.notes.entered
+    assert "no TLS" in reason
+    assert principal is None
 
 
 # ---------------------------------------------------------------------- who is not let in
@@ -194,13 +205,15 @@ async def test_nobody_is_refused_request_by_request_and_then_closed(
     secured: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FramesClient, "_prove", _asks_nothing_first)
-    await secured.start(first_request_ms=300)
+    await secured.start(first_request_ms=60_000)
     client = await secured.client(secured.credentials())
     for request in (STREAM, Handshake(), WriteRecords("orders", (b"x",))):
         answer = await client.call(request)
         assert isinstance(answer, Refusal)
         assert isinstance(error_of(answer, stream=None), NotAuthenticatedError)
         assert answer.code is StatusCode.REQUEST_DENIED
+    for one in secured.server._connections:
+        one.excuse(-61)  # as time that has passed
     await until(lambda: client.closed)
     assert secured.service.requests == []
     assert len(secured.notes.refused) >= 3
@@ -373,7 +386,10 @@ async def test_a_session_ends_when_its_token_does(secured: Secured) -> None:
     assert any("token has expired" in reason and name == "alice" for reason, name in secured.notes.refused)
 
 
-async def test_writes_under_way_are_answered_when_a_session_ends(secured: Secured) -> None:
+async def test_writes_under_way_are_answered_when_a_session_ends(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames_sessions, "OVER_S", 3_600)
     await secured.start()
     client = await secured.client(secured.credentials(token=secured.token(60)))
     secured.service.hold, secured.service.served_anyway = True, (CreateStream,)

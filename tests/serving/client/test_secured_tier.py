@@ -189,11 +189,11 @@ async def test_clients_that_prove_nothing_good_hear_why(tier: SecuredTier, tmp_p
     await tier.start(proves=True)
     foreign = MintedAuthority("Another authority")
     stranger = write_folder(tmp_path / "stranger", foreign.issue("operator", roles=["operator"]), tier.authority.pem)
-    async with tier.client(securityDirectory=str(stranger), requestTimeoutMs=1_500) as client:
+    async with tier.client(securityDirectory=str(stranger), requestTimeoutMs=60_000) as client:
         with pytest.raises(NotAuthenticatedError, match="refused"):
             await client.create("orders")
     believer = write_folder(tmp_path / "believer", tier.authority.issue("operator"), foreign.pem)
-    async with tier.client(securityDirectory=str(believer), requestTimeoutMs=1_500) as client:
+    async with tier.client(securityDirectory=str(believer), requestTimeoutMs=60_000) as client:
         with pytest.raises(NotAuthenticatedError, match="certificate is refused"):
             await client.create("orders")
     async with await AsyncClient.connect(",".join(tier.addresses), {"requestTimeoutMs": 1_500}) as client:
@@ -257,7 +257,7 @@ async def test_a_revoked_client_is_sent_away_while_others_work_on(tier: SecuredT
     lost = write_folder(tier.folder / "lost", pair, tier.authority.pem)
     other = tier.issue("operator", "operator")
     async with (
-        tier.client(securityDirectory=str(lost), requestTimeoutMs=2_000) as one,
+        tier.client(securityDirectory=str(lost), requestTimeoutMs=60_000) as one,
         tier.client(securityDirectory=str(other)) as two,
     ):
         await one.write("orders", b"one")
