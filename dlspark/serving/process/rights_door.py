@@ -168,9 +168,12 @@ class RightsDoor:
             read.ended = True
         self._service.caller_gone(caller)
 
-    def may_create(self, caller: Caller, stream: str) -> bool:
-        """Return whether what this caller writes may make the log, where it is not there."""
-        decision, _ = self._judge(caller, CreateStream, (Verb.CREATE,), stream)
+    def may_create(self, caller: Caller, stream: str, *, noted: bool) -> bool:
+        """Return whether what this caller writes may make the log, which is not there. `noted`: this is the decision,
+        and the trail has it."""
+        decision, error = self._judge(caller, CreateStream, (Verb.CREATE,), stream)
+        if noted:
+            self._note(caller, CreateStream, (Verb.CREATE,), stream, decision, allowed=error is None)
         return decision.allowed
 
     async def recheck(self) -> None:
@@ -219,20 +222,32 @@ class RightsDoor:
                 known.allowed.clear()
             known.allowed.add((kind, stream))
         if error is not None or (first and verbs):
-            principal = caller.principal
-            self._noted.note(
-                "request",
-                allowed=error is None,
-                reason=decision.reason,
-                principal=principal.name if principal is not None else None,
-                scheme=principal.scheme.value if principal is not None else None,
-                peer=caller.address,
-                session=caller.session,
-                log=stream,
-                verb=_verb_noted(verbs),
-                request=kind.__name__,
-            )
+            self._note(caller, kind, verbs, stream, decision, allowed=error is None)
         return error
+
+    def _note(
+        self,
+        caller: Caller,
+        kind: type[Request],
+        verbs: tuple[Verb, ...] | None,
+        stream: str | None,
+        decision: Decision,
+        *,
+        allowed: bool,
+    ) -> None:
+        principal = caller.principal
+        self._noted.note(
+            "request",
+            allowed=allowed,
+            reason=decision.reason,
+            principal=principal.name if principal is not None else None,
+            scheme=principal.scheme.value if principal is not None else None,
+            peer=caller.address,
+            session=caller.session,
+            log=stream,
+            verb=_verb_noted(verbs),
+            request=kind.__name__,
+        )
 
     def _judge(
         self, caller: Caller, kind: type[Request], verbs: tuple[Verb, ...] | None, stream: str | None

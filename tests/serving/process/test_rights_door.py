@@ -174,8 +174,8 @@ def test_without_a_demand_for_proof_only_who_proves_something_is_held_to_the_rul
     entrance = Entrance(demands_proof=False)
     assert not is_denied(entrance.ask(REQUESTS[WriteRecords], None))
     assert is_denied(entrance.ask(REQUESTS[WriteRecords]))
-    assert entrance.door.may_create(Caller("a:1"), "orders")
-    assert not entrance.door.may_create(Caller("a:1", ALICE), "orders")
+    assert entrance.door.may_create(Caller("a:1"), "orders", noted=False)
+    assert not entrance.door.may_create(Caller("a:1", ALICE), "orders", noted=False)
 
 
 def test_a_token_leaves_only_what_it_is_restricted_to() -> None:
@@ -197,8 +197,8 @@ def test_a_log_is_taken_over_for_a_proxy_that_shows_its_certificate() -> None:
 
 def test_who_may_create_what_it_writes() -> None:
     entrance = Entrance("allow user:alice write *", "allow user:alice create orders*")
-    assert entrance.door.may_create(Caller("a:1", ALICE), "orders2")
-    assert not entrance.door.may_create(Caller("a:1", ALICE), "invoices")
+    assert entrance.door.may_create(Caller("a:1", ALICE), "orders2", noted=False)
+    assert not entrance.door.may_create(Caller("a:1", ALICE), "invoices", noted=False)
 
 
 def test_an_operation_without_verbs_is_refused() -> None:
