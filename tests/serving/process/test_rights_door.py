@@ -265,6 +265,35 @@ async def test_a_read_that_waits_is_refused_when_its_right_is_withdrawn() -> Non
     assert entrance.door._reads == {}
 
 
+async def test_what_waits_is_judged_anew_only_where_something_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand reads took most of a proxy's time, though nothing had changed."""
+    entrance = Entrance("allow user:alice read *")
+    entrance.service.hold = True
+    caller = Caller("a:1", ALICE)
+    reads = [entrance.begin(ReadBatch(log, ReadFrom.OLDEST), caller) for log in ("a", "b")]
+    await entrance.door.recheck()
+    judged = 0
+    judge = entrance.door._judge
+
+    def counted(*given: object) -> object:
+        nonlocal judged
+        judged += 1
+        return judge(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(entrance.door, "_judge", counted)
+    await entrance.door.recheck()
+    assert judged == 0
+    caller.restrictions = Restrictions(("b",), frozenset({"read"}))
+    await entrance.door.recheck()
+    assert judged == 2
+    assert [len(one) for one in reads] == [1, 0]
+    await entrance.door.recheck()
+    assert judged == 2
+    entrance.use("allow user:alice read *")
+    await entrance.door.recheck()
+    assert judged == 3
+
+
 def test_what_a_read_brings_is_thrown_away_without_a_right() -> None:
     """Also before anybody has looked at what waits."""
     entrance = Entrance("allow user:alice read orders")
