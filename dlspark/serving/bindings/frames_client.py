@@ -151,7 +151,12 @@ class FramesClient:
         client._opened(link)
         if client.closed:
             said = f": {client._said}" if client._said else ""
-            raise ProxyUnreachableError(f"the connection was closed as soon as it was made{said}", node=address)
+            kind = NotAuthenticatedError if client._refused else ProxyUnreachableError
+            raise kind(
+                f"the connection was closed as soon as it was made{said}",
+                advice="The proxy may refuse what it was shown; its log says why" if credentials is not None else None,
+                node=address,
+            )
         if credentials is not None:
             await client._prove(credentials, timeout_ms)
         return client

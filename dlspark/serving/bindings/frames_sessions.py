@@ -60,6 +60,7 @@ class FramesSession:
         if isinstance(request, Handshake) and request.token is not None:
             try:
                 self._proved(self._authentication.with_token(self._caller.address, self._proof, request.token))
+                self.failures = 0
             except NotAuthenticatedError as error:
                 self.failures += 1
                 return refusal_of(error)

@@ -267,7 +267,7 @@ class _Channel:
         """Have another connection take the place of a stale one, which serves until then, and where that fails."""
         try:
             new = await self._connected()
-        except DistributedLogError as error:
+        except Exception as error:  # the boundary: whatever a network raises, the old one serves on
             logger.warning("no connection to %s with the renewed certificate: %s", self.address, error)
             self._back_off()
             return

@@ -36,6 +36,8 @@ JUDGED_S: Final = 2.0
 MAX_JUDGED: Final = 20_000
 MAX_ENTERED: Final = 4_096
 """Connections of gRPC that are remembered as noted."""
+PROXY_ROLE: Final = "proxy"
+"""The role of proxies among themselves."""
 CONNECTION: Final = "connection"
 """The event of the audit trail that notes are made of here."""
 _WHAT_PROVES: Final = "Give the client a certificate (securityDirectory), or a token (tokenFile)"

@@ -425,6 +425,10 @@ async def test_a_renewed_token_keeps_a_session(secured: Secured, monkeypatch: py
         answer = await client.call(Handshake(token=stolen.reveal().encode()))
         assert isinstance(answer, Refusal)
         assert "another principal" in answer.message
+        for _ in range(2 * frames_sessions.MAX_FAILURES):  # in a long life: each is forgotten with the next good one
+            assert isinstance(await client.call(Handshake(token=stolen.reveal().encode())), Refusal)
+            good = await client.call(Handshake(token=secured.token(60).reveal().encode()))
+            assert not isinstance(good, Refusal)
         assert await client.call(STREAM) == Done()
         assert str(secured.service.callers[-1].principal) == "alice"
 
