@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from metadata.foundation.errors import CallerError
 from storage_node.edge import FrameHandler, Link, Network, SecurableLink, TlsTerms
 from storage_node.errors import SecureConnectionError, TlsError, TlsRefusedError
-from storage_node.protocol.frames import Buffer
+from storage_node.protocol.frames import NO_PLAIN_ALERT, Buffer
 from storage_node.transport.turns import Turns
 
 RECORD_BYTES = 16 * 1024
@@ -39,6 +39,10 @@ MAX_PLAIN_BYTES = 128
 """Bytes of the frame that may come in plain before a handshake, where one may: its length prefix included."""
 FIRST_BYTE_OF_TLS = 22
 """The type of the record with which a handshake begins; no frame begins so, for it would have 369 MB."""
+
+
+_PLAIN = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST"})
+"""What OpenSSL says of a first record that is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,8 @@ class TlsSocket:
         except ssl.SSLWantWriteError:
             outcome = False
         except (OSError, ValueError) as error:
+            if self._terms.server_side and getattr(error, "reason", None) in _PLAIN:
+                self._answer_plain()
             raise tls_error(error) from error
         else:
             outcome = True
@@ -121,6 +127,15 @@ class TlsSocket:
         if self.received > MAX_HANDSHAKE_BYTES:
             raise TlsError(f"the peer's handshake has more than {MAX_HANDSHAKE_BYTES} bytes")
         return outcome
+
+    def _answer_plain(self) -> None:
+        """Tell a peer that began in plain what is spoken here: our own clients know the alert, and others' at least end
+        their wait."""
+        try:
+            socket.socket.recv(self._tls, MAX_HANDSHAKE_BYTES)  # else the end would be a reset, which may overtake it
+            socket.socket.send(self._tls, NO_PLAIN_ALERT)
+        except OSError:
+            pass  # it has gone, or does not read
 
     def _take_plain(self, plain: bytearray) -> bool:
         """Take the frame that came in plain, if one did. True: the handshake is next. False: wait for more bytes.

@@ -359,17 +359,11 @@ class FramesClient:
         reason = f": {self._said}" if self._said else ""
         plain = self._credentials is None and not self._answered
         advice = "If the proxy takes no connection without TLS, set security=on here as well" if plain else None
-        # Which of the two decides whether a client may ask again: a write whose answer is lost may have been stored.
-        lost = refusal_of(
-            ProxyLostError(
-                f"the connection was lost before the proxy answered{reason}", advice=advice, node=self.address
-            )
-        )
-        unasked = refusal_of(
-            ProxyUnreachableError(
-                f"the connection was lost before the proxy answered{reason}", advice=advice, node=self.address
-            )
-        )
+        if plain and self._refused:
+            # The first that came was TLS's word for "not in plain": nothing of what was sent can have been done.
+            lost = unasked = refusal_of(NotAuthenticatedError(f"the connection was refused{reason}", node=self.address))
+        else:
+            lost, unasked = self._lost(reason, advice)
         replies, self._replies = self._replies, {}
         for number, reply in replies.items():
             try:
@@ -381,6 +375,15 @@ class FramesClient:
             self._ended.set_result(None)
             if self._on_closed is not None:
                 self._on_closed()
+
+    def _lost(self, reason: str, advice: str | None) -> tuple[Refusal, Refusal]:
+        """Return the answers to what may have been done, and to what was not or changes nothing."""
+        # Which of the two decides whether a client may ask again: a write whose answer is lost may have been stored.
+        said = f"the connection was lost before the proxy answered{reason}"
+        return (
+            refusal_of(ProxyLostError(said, advice=advice, node=self.address)),
+            refusal_of(ProxyUnreachableError(said, advice=advice, node=self.address)),
+        )
 
     def _look(self) -> None:
         """Ask where nothing has come for long; end where that is not answered."""

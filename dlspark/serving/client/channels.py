@@ -152,6 +152,11 @@ class ChannelRequest:
         ):
             on_answer(ChannelFailure(error_of(answer, stream=None)))
             return
+        if isinstance(answer, Refusal) and channel is not None and channel.closed:
+            error = error_of(answer, stream=None)
+            if isinstance(error, NotAuthenticatedError):  # what the connection ended with, not what a proxy answered
+                on_answer(ChannelFailure(error))
+                return
         owner.heard_at = owner.now()
         on_answer(answer)
 

@@ -21,7 +21,7 @@ from helpers.security.minting import MintedAuthority, now, replace_file, write_f
 from helpers.serving.scripted_service import ScriptedService
 from helpers.waiting import until
 
-from dlspark.errors import ProxyLostError, ProxyUnreachableError, SettingsError
+from dlspark.errors import ProxyUnreachableError, SettingsError
 from dlspark.serving.bindings import frames_client, frames_sessions
 from dlspark.serving.bindings.frames_client import FramesClient
 from dlspark.serving.bindings.frames_server import FramesServer, frames_network
@@ -306,11 +306,13 @@ async def test_a_client_does_not_trust_a_proxy_of_another_name(secured: Secured)
 
 async def test_plain_bytes_are_refused_where_tls_is_demanded(secured: Secured) -> None:
     await secured.start()
-    with pytest.raises((ProxyUnreachableError, ProxyLostError)):  # noqa: PT012
-        client = await secured.client(None)
-        answer = await client.call(STREAM)
-        assert isinstance(answer, Refusal)
-        raise error_of(answer, stream=None)
+    client = await secured.client(None)
+    answer = await client.call(WriteRecords("orders", (b"x",)))
+    assert isinstance(answer, Refusal)
+    error = error_of(answer, stream=None)
+    assert isinstance(error, NotAuthenticatedError), "nothing is in doubt"
+    assert "the other end speaks TLS" in error.message
+    assert "security=on" in error.message
     assert secured.service.requests == []
 
 
