@@ -24,13 +24,7 @@ from typing import Final
 from dlspark.core.log import AsyncLog
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import (
-    LogNotFoundError,
-    OperationNotServedError,
-    OverCapacityError,
-    StreamUnavailableError,
-    WriteCancelledError,
-)
+from dlspark.errors import OperationNotServedError, OverCapacityError, StreamUnavailableError, WriteCancelledError
 from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
@@ -71,6 +65,7 @@ from dlspark.serving.write_proxy.streams.stream_host import (
     permissions_of,
 )
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.owner_names import gives_way
 from metadata.distributedlog.permissions import ALLOW_ALL, Permissions, RequestDeniedError
 from metadata.foundation.errors import DistributedLogError
