@@ -18,6 +18,7 @@
     │   ├── ProtocolError                the peer's bytes break the wire protocol; they were not acted upon
     │   │   ├── TooManyFieldsError       a message has more fields than any of the protocol's could
     │   │   └── TlsError                 TLS with the peer was refused, or broke
+    │   │       └── TlsRefusedError      one side does not take the other's certificate, or its kind of connection
     │   ├── NoSuchLedgerError        *   this bookie has never heard of the ledger
     │   ├── NoSuchEntryError         *   this bookie does not have the entry
     │   ├── BadRequestError          *   the bookie could not make sense of the request
@@ -77,6 +78,9 @@ class BookieUnreachableError(NotAppliedError):
 class SecureConnectionError(BookieUnreachableError):
     """The connection could not be secured: no request was sent, least of all in plain."""
 
+    refused: bool = False
+    """True where one side refuses the other: another attempt would end so, too."""
+
 
 class NotEnoughBookiesError(NotAppliedError):
     """Fewer usable bookies than the ensemble needs."""
@@ -112,6 +116,10 @@ class TooManyFieldsError(ProtocolError):
 
 class TlsError(ProtocolError):
     """TLS with the peer was refused, or broke."""
+
+
+class TlsRefusedError(TlsError):
+    """One side does not take the other's certificate, or its kind of connection: that does not pass by itself."""
 
 
 class DigestError(CorruptDataError):

@@ -66,7 +66,7 @@ class DemoMove:
             stderr=subprocess.PIPE,
             text=True,
             cwd=self._folder,  # and not the user's, which Python would put before all else
-            env=child_environment(),
+            env=child_environment(secured_as_here=True),
         )
         return True
 

@@ -50,7 +50,12 @@ def init(
     with CertificateAuthority.open_in(directory) as authority:
         made = [
             authority.issue(
-                role, [role], hosts if role in SERVER_ROLES else (), days or LEAF_DAYS, java_roles=java_roles
+                role,
+                [role],
+                hosts if role in SERVER_ROLES else (),
+                days or LEAF_DAYS,
+                java_roles=java_roles,
+                shares_secret=role != "zookeeper",
             )
             for role in FIRST_ROLES
         ]
@@ -67,13 +72,24 @@ def issue(
     host: HostOption = None,
     days: DaysOption = None,
     java_roles: JavaOption = False,
+    cluster_secret: Annotated[
+        bool | None,
+        typer.Option(
+            "--cluster-secret/--no-cluster-secret",
+            help="With the secret by which ZooKeeper knows the cluster's own processes; a client that opens namespaces "
+            "itself needs it, and may do everything there. Not said: with the roles node, proxy and operator.",
+            show_default=False,
+        ),
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Issue a certificate to a new name: DIR/NAME is its identity folder."""
     from metadata.security.authority import LEAF_DAYS, CertificateAuthority
 
     with CertificateAuthority.open_in(directory) as authority:
-        made = authority.issue(name, role or (), host or (), days or LEAF_DAYS, java_roles=java_roles)
+        made = authority.issue(
+            name, role or (), host or (), days or LEAF_DAYS, java_roles=java_roles, shares_secret=cluster_secret
+        )
     _print_names(directory, [made], output, f"a certificate was issued; copy {directory / name} to where it is used:")
 
 

@@ -26,7 +26,8 @@ async def initialise(
     from metadata.security.settings import SecuritySettings
     from metadata.zookeeper.securing import open_session
 
-    store = await open_session(servers, security or SecuritySettings())
+    # Whatever the environment names: that of another cluster, or of a secured sandbox that ran before.
+    store = await open_session(servers, security or SecuritySettings(security="off"))
     try:
         await LedgerStore(store, LEDGERS_PATH).format()
         namespace = NamespaceStore(store, NAMESPACE_PATH)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from metadata.foundation.errors import NotAppliedError
+from metadata.security.settings import VARIABLE
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -40,10 +41,14 @@ def end_processes(processes: Iterable[subprocess.Popen[bytes]]) -> None:
             process.stdout.close()
 
 
-def child_environment() -> dict[str, str]:
-    """Return the environment in which a child finds the same packages as this process, installed or not."""
+def child_environment(*, secured_as_here: bool = False) -> dict[str, str]:
+    """Return the environment in which a child finds the same packages as this process, installed or not.
+
+    `secured_as_here`: with this process's identity. A sandbox's own processes have those of the sandbox, or none.
+    """
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    kept = {name: value for name, value in os.environ.items() if secured_as_here or name != VARIABLE}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
 def first_line(stream: IO[bytes], timeout_s: float) -> bytes:

@@ -7,13 +7,20 @@ settings `security=on` and `securityDirectory`; an operator's is `operator_folde
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Final
 
 from dlspark.sandbox.state import LOCAL_HOST, SECURITY_FOLDER
-from metadata.security.authority import FIRST_ROLES, SERVER_ROLES, CertificateAuthority
+from metadata.security.authority import (
+    AUTHORITY_FOLDER,
+    FIRST_ROLES,
+    REGISTER_FILE,
+    SERVER_ROLES,
+    CertificateAuthority,
+)
 from metadata.security.settings import VARIABLE, SecuritySettings
 from metadata.zookeeper.secure_server import ServerSecurity
 
@@ -32,14 +39,18 @@ class SandboxSecurity:
 
     def prepare(self) -> None:
         """Make the authority and the folders, or renew what ends soon. Raises IdentityError."""
-        if not self._place.exists():
+        if not (self._place / AUTHORITY_FOLDER / REGISTER_FILE).exists():
+            if self._place.is_dir() and {one.name for one in self._place.iterdir()} == {AUTHORITY_FOLDER}:
+                # A start was killed while it made one. It has issued nothing: its register is written before.
+                shutil.rmtree(self._place)
             CertificateAuthority.create(self._place)
         soon = datetime.now(timezone.utc) + _RENEWED_BEFORE
         with CertificateAuthority.open_in(self._place) as authority:
             known = {one.name: one for one in authority.names()}
             for role in FIRST_ROLES:  # some are missing where an earlier start was killed in their midst
                 if role not in known:
-                    authority.issue(role, [role], HOSTS if role in SERVER_ROLES else ())
+                    hosts = HOSTS if role in SERVER_ROLES else ()
+                    authority.issue(role, [role], hosts, shares_secret=role != "zookeeper")
                 elif known[role].certificates[-1].ends < soon and not known[role].is_revoked:
                     authority.renew(role)
             authority.refresh_lists()

@@ -45,6 +45,8 @@ _LOG: Final = logging.getLogger(__name__)
 RIGHTS: Final = ".dlspark-rights"
 """The child of a namespace that has its rules."""
 POLL_S: Final = 3.0
+AGAIN_S: Final = 1.0
+"""It is looked again so long after a look that failed."""
 ANSWER_S: Final = 3.0
 """A look that takes longer has failed. With POLL_S and a second one it is below the 10 s that are promised."""
 MAX_AGE_S: Final = 60.0
@@ -209,7 +211,9 @@ class RightsWatch:
             except _AWAY as error:
                 self._unanswered(error)
                 # A session that is lost fails at once, and sets watches off.
-                await asyncio.sleep(min(1.0, self._poll_s))
+                await asyncio.sleep(min(AGAIN_S, self._poll_s))
+                # Not only at the next poll: a change that came meanwhile is to hold within 10 seconds.
+                self._heard.set()
             except Exception as error:
                 # A mistake of ours must not end the watch in silence, and leave withdrawn rights alive.
                 _LOG.exception("the rules of access were not read")

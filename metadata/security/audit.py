@@ -204,7 +204,9 @@ class _Window:
     """The notes of one host within a second."""
 
     began_s: float
-    passed: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
+    passed: Counter[tuple[bool, bool]] = field(default_factory=Counter)
+    """Notes with a line of their own, by whether they were allowed, and were of reading or writing: a client that reads
+    and writes much, or others behind its address, must not hide what else is done."""
     counted: Counter[tuple[bool, str]] = field(default_factory=Counter)
     """Notes without a line of their own, by whether they were allowed, and by their event and verb."""
     last: dict[bool, tuple[str | None, str]] = field(default_factory=dict)
@@ -288,7 +290,11 @@ class AuditTrail(OpenedHere):
         if allowed and (self._allowed == "off" or (self._allowed == "changes" and verb in _DATA_VERBS)):
             return
         with self._lock:
-            if self._is_counted(host_of(peer), event, verb, allowed=allowed, principal=principal, reason=reason):
+            # A change that was done is never only counted: there are few, and what was deleted has to be known.
+            is_change = allowed and verb is not None and verb not in _DATA_VERBS
+            if not is_change and self._is_counted(
+                host_of(peer), event, verb, allowed=allowed, principal=principal, reason=reason
+            ):
                 self._work.set()
                 return
         line = self._line(
@@ -310,8 +316,9 @@ class AuditTrail(OpenedHere):
                 window = self._windows[host] = _Window(self._monotonic_s())
                 self._work.set()  # the thread ends windows
         most = ALLOWED_A_SECOND if allowed else REFUSALS_A_SECOND
-        if window.passed[allowed] < most:
-            window.passed[allowed] += 1
+        place = allowed, verb in _DATA_VERBS
+        if window.passed[place] < most:
+            window.passed[place] += 1
             return False
         kind = (allowed, event if verb is None else f"{event}/{verb}")
         if kind not in window.counted and len(window.counted) >= MAX_COUNTED_EVENTS:

@@ -44,6 +44,8 @@ AUTHORITY_DAYS: Final = 3650
 LEAF_DAYS: Final = 90
 LIST_DAYS: Final = 180
 """Twice a certificate's days: each renewal makes a new list too, so that a list does not end before its users do."""
+SECRET_ROLES: Final = frozenset({"node", "proxy", "operator"})
+"""Who gets the secret unless said otherwise. Clients do not: those of proxies would reach past them."""
 SERVER_ROLES: Final = ("node", "proxy", "zookeeper")
 """Roles that listen: their certificates name hosts."""
 FIRST_ROLES: Final = ("node", "client", "proxy", "zookeeper", "operator")
@@ -78,6 +80,9 @@ class IssuedName:
     """The newest one last."""
     java_roles: bool = False
     """Roles stand in one organisational unit, `0:role1,role2`, the only form that BookKeeper's bookies read."""
+    shares_secret: bool = False
+    """Its folder has the secret by which ZooKeeper knows the cluster's processes: it may write all metadata, the rules
+    of access too."""
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -185,10 +190,12 @@ class CertificateAuthority:
         days: int = LEAF_DAYS,
         *,
         java_roles: bool = False,
+        shares_secret: bool | None = None,
     ) -> IssuedName:
         """Make a certificate for a new name, and its identity folder. Raises IdentityError; nothing was made then.
 
         `java_roles`: as bookies of Apache BookKeeper read them (`authorizedRoles` of its BookieAuthZFactory).
+        `shares_secret`: with the cluster's secret at ZooKeeper; None: where a role is one of the cluster's own.
         """
         if name in self._names:
             raise IdentityError(
@@ -214,9 +221,10 @@ class CertificateAuthority:
             check_host(host)
         check_place(self.place / name)
         self.refresh_lists()
-        return self._make(
-            IssuedName(name, tuple(dict.fromkeys(roles)), tuple(dict.fromkeys(hosts)), days, (), java_roles)
-        )
+        if shares_secret is None:
+            shares_secret = _are_the_clusters(roles)
+        distinct, places = tuple(dict.fromkeys(roles)), tuple(dict.fromkeys(hosts))
+        return self._make(IssuedName(name, distinct, places, days, (), java_roles, shares_secret))
 
     def renew(self, name: str, days: int | None = None) -> IssuedName:
         """Renew one name, as `renew_all`."""
@@ -301,7 +309,7 @@ class CertificateAuthority:
             AUTHORITIES_FILE: self._authorities_for(self.place / wanted.name),
             REVOKED_FILE: self._lists_for(self.place / wanted.name),
         }
-        if "zookeeper" not in wanted.roles:
+        if wanted.shares_secret:
             files[SECRET_FILE] = self._read(SECRET_FILE)
         put_folder(self.place / wanted.name, files)
         return self._names[wanted.name]
@@ -376,6 +384,7 @@ class CertificateAuthority:
                 "hosts": list(one.hosts),
                 "days": one.days,
                 "java_roles": one.java_roles,
+                "shares_secret": one.shares_secret,
                 "certificates": [
                     {
                         "serial": f"{made.serial:x}",
@@ -412,6 +421,7 @@ class CertificateAuthority:
                         for made in row["certificates"]
                     ),
                     bool(row.get("java_roles", False)),
+                    bool(row.get("shares_secret", _are_the_clusters(row["roles"]))),
                 )
                 for name, row in found["names"].items()
             }
@@ -421,6 +431,11 @@ class CertificateAuthority:
                 path=str(self._folder / REGISTER_FILE),
                 advice="Fetch it from a backup: without it what was issued cannot be revoked",
             ) from error
+
+
+def _are_the_clusters(roles: Sequence[str]) -> bool:
+    """Return whether these roles are of the cluster's own processes, or of its operators."""
+    return not SECRET_ROLES.isdisjoint(roles)
 
 
 def _blocks_in(place: Path, label: str) -> list[PemBlock]:

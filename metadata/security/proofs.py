@@ -8,6 +8,6 @@ from metadata.foundation.errors import CallerError
 
 
 class NotAuthenticatedError(CallerError):
-    """Who asks has not proved who they are, or the proof is not good (any more); nothing was done."""
+    """One side has not proved to the other who it is, or the proof is not good (any more); nothing was done."""
 
     code: ClassVar[int] = 403

@@ -11,6 +11,8 @@ from typing import Final
 
 ANY_NAME: Final = "*"
 """Ends a pattern that is the beginning of names."""
+LITERAL: Final = "\\*"
+"""Ends a pattern that is the name of one log, which ends in the character itself; as in rules."""
 VERBS: Final = frozenset({"read", "write", "truncate", "create", "delete", "administer"})
 """Everything that a proof may be restricted to; rules have the same words."""
 
@@ -39,6 +41,8 @@ UNRESTRICTED: Final = Restrictions()
 
 def matches(pattern: str, log: str) -> bool:
     """Return whether a pattern means this log."""
+    if pattern.endswith(LITERAL):
+        return log == pattern[: -len(LITERAL)] + ANY_NAME
     if pattern.endswith(ANY_NAME):
         return log.startswith(pattern[: -len(ANY_NAME)])
     return log == pattern

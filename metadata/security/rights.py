@@ -34,7 +34,7 @@ from typing import Final
 
 from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.foundation.settings import did_you_mean
-from metadata.security.principals import Principal
+from metadata.security.principals import Principal, Scheme
 from metadata.security.restrictions import UNRESTRICTED, Restrictions
 
 MAX_NAME_CHARS: Final = 255
@@ -375,7 +375,8 @@ class RuleBook:
 
     Args:
         rules: what is allowed and denied.
-        super_users: may do everything.
+        super_users: may do everything. Roles in a token make nobody one: whoever issues tokens may mean another thing
+            by the same word.
         broken: why the rules cannot be known, where they cannot: then super users alone may do anything.
     """
 
@@ -389,7 +390,7 @@ class RuleBook:
             index = self._allowed if rule.allow else self._denied
             for verb in rule.verbs:
                 index.setdefault((str(rule.who), verb), _Patterns()).add(rule)
-        self._decided: dict[tuple[str, frozenset[str], Verb, str | None], Decision] = {}
+        self._decided: dict[tuple[str, Scheme, frozenset[str], Verb, str | None], Decision] = {}
 
     def decide(
         self, principal: Principal | None, verb: Verb, log: str | None, restrictions: Restrictions = UNRESTRICTED
@@ -404,7 +405,7 @@ class RuleBook:
             return Decision(False, f"the proof that {principal.name} gave is not good for {verb.value} here")
         if (log is not None and len(log) > MAX_LOG_CHARS) or len(principal.name) > MAX_NAME_CHARS:
             return self._decide(principal, verb, log)
-        key = (principal.name, principal.roles, verb, log)
+        key = (principal.name, principal.scheme, principal.roles, verb, log)
         decision = self._decided.get(key)
         if decision is None:
             if len(self._decided) >= MAX_DECISIONS:  # names come from clients
@@ -424,9 +425,9 @@ class RuleBook:
         return next((one for one in decisions if one.allowed), decisions[0])
 
     def _decide(self, principal: Principal, verb: Verb, log: str | None) -> Decision:
-        for one in self.super_users:
-            if one.fits(principal):
-                return Decision(True, f"{one} is a super user")
+        one = self._super_user(principal)
+        if one is not None:
+            return Decision(True, f"{one} is a super user")
         if self.broken is not None:
             return Decision(False, f"the rules of access cannot be read, so none allows anything: {self.broken}")
         subjects = _subjects_of(principal)
@@ -439,11 +440,17 @@ class RuleBook:
                     return Decision(rule.allow, f"a rule {word} it: {rule}", rule)
         return Decision(False, f"no rule allows {verb.value} to {principal.name}")
 
+    def _super_user(self, principal: Principal) -> Subject | None:
+        """Return as whom the principal may do everything; None where it is no super user."""
+        by_token = principal.scheme is Scheme.TOKEN
+        found = (one for one in self.super_users if one.fits(principal))
+        return next((one for one in found if one.kind is SubjectKind.USER or not by_token), None)
+
     def visible(
         self, principal: Principal, logs: Iterable[str], restrictions: Restrictions = UNRESTRICTED
     ) -> list[str]:
         """Return those of many logs to which the principal may do anything at all, in their order."""
-        if any(one.fits(principal) for one in self.super_users):
+        if self._super_user(principal) is not None:
             return [log for log in logs if any(restrictions.allows(verb.value, log) for verb in VISIBLE)]
         if self.broken is not None:
             return []

@@ -20,10 +20,14 @@ from struct import Struct
 from typing import TypeAlias
 
 from metadata.foundation.errors import check
-from storage_node.errors import ProtocolError
+from storage_node.errors import ProtocolError, TlsRefusedError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
+NO_PLAIN_ALERT = bytes.fromhex("15 03 01 00 02 02 46")
+"""What a port for TLS answers to plain bytes: the fatal alert protocol_version, in a record (RFC 8446, section 6.2)."""
+_ALERT_AS_LENGTH = int.from_bytes(NO_PLAIN_ALERT[:4], "big")
+"""A frame that begins so would have 353 MB."""
 MAX_FRAME_BYTES = 5 * 1024 * 1024
 """Largest frame, the 4-byte prefix included."""
 
@@ -176,6 +180,11 @@ class FrameBuffer:
         while (first := start + LENGTH_BYTES) <= end:
             (length,) = length_at(view, start)
             # Before any memory is taken for it: the length is a stranger's until the frame is whole.
+            if length == _ALERT_AS_LENGTH:
+                raise TlsRefusedError(
+                    "the other end speaks TLS, and takes no connection without; nothing was done",
+                    advice="Set security=on and securityDirectory here as well, or DLSPARK_SECURITY",
+                )
             if not 0 < length <= longest:
                 raise ProtocolError(
                     f"a frame announces {length} bytes, allowed are 1 to {longest}",

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 from metadata.foundation.errors import CallerError
 from storage_node.edge import FrameHandler, Link, Network, SecurableLink, TlsTerms
-from storage_node.errors import SecureConnectionError, TlsError
-from storage_node.protocol.frames import Buffer
+from storage_node.errors import SecureConnectionError, TlsError, TlsRefusedError
+from storage_node.protocol.frames import NO_PLAIN_ALERT, Buffer
 from storage_node.transport.turns import Turns
 
 RECORD_BYTES = 16 * 1024
@@ -39,6 +39,10 @@ MAX_PLAIN_BYTES = 128
 """Bytes of the frame that may come in plain before a handshake, where one may: its length prefix included."""
 FIRST_BYTE_OF_TLS = 22
 """The type of the record with which a handshake begins; no frame begins so, for it would have 369 MB."""
+
+
+_PLAIN = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST"})
+"""What OpenSSL says of a first record that is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,8 @@ class TlsSocket:
         except ssl.SSLWantWriteError:
             outcome = False
         except (OSError, ValueError) as error:
+            if self._terms.server_side and getattr(error, "reason", None) in _PLAIN:
+                self._answer_plain()
             raise tls_error(error) from error
         else:
             outcome = True
@@ -121,6 +127,15 @@ class TlsSocket:
         if self.received > MAX_HANDSHAKE_BYTES:
             raise TlsError(f"the peer's handshake has more than {MAX_HANDSHAKE_BYTES} bytes")
         return outcome
+
+    def _answer_plain(self) -> None:
+        """Tell a peer that began in plain what is spoken here: our own clients know the alert, and others' at least end
+        their wait."""
+        try:
+            socket.socket.recv(self._tls, MAX_HANDSHAKE_BYTES)  # else the end would be a reset, which may overtake it
+            socket.socket.send(self._tls, NO_PLAIN_ALERT)
+        except OSError:
+            pass  # it has gone, or does not read
 
     def _take_plain(self, plain: bytearray) -> bool:
         """Take the frame that came in plain, if one did. True: the handshake is next. False: wait for more bytes.
@@ -380,11 +395,13 @@ async def connect_secured(
 
 def insecure_error(peer: str, reason: object, *, node: str | None = None) -> SecureConnectionError:
     """Return the error of a connection that could not be secured."""
-    return SecureConnectionError(
+    error = SecureConnectionError(
         f"the connection to {peer} could not be secured: {reason}",
         advice="Nothing is ever sent in plain instead. Check both sides' certificates, authorities and switches",
         node=node or peer,
     )
+    error.refused = isinstance(reason, TlsRefusedError)
+    return error
 
 
 _REASONS = {
@@ -404,16 +421,20 @@ _REASONS = {
     "TLSV1_ALERT_PROTOCOL_VERSION": "the sides have no version of TLS in common",
     "NO_SHARED_CIPHER": "the sides have no cipher in common",
     "SSLV3_ALERT_HANDSHAKE_FAILURE": "the peer refuses the handshake: no cipher in common, or it wants a certificate",
-    "NO_RENEGOTIATION": "the peer asks for another handshake, which is refused",
 }
+"""What one side does not take of the other, by OpenSSL's name."""
 
 
 def tls_error(error: Exception) -> TlsError:
     """Return what an error of `ssl` or of the socket says of the peer."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return TlsError(f"the peer's certificate is refused: {error.verify_message.rstrip('.')}")
+        return TlsRefusedError(f"the peer's certificate is refused: {error.verify_message.rstrip('.')}")
     if isinstance(error, ssl.SSLEOFError):
         return TlsError("the peer broke off without ending TLS")
     if isinstance(error, ssl.SSLError):
-        return TlsError(_REASONS.get(error.reason, f"TLS failed: {error.reason or error}"))
+        if error.reason in _REASONS:
+            return TlsRefusedError(_REASONS[error.reason])
+        if error.reason == "NO_RENEGOTIATION":
+            return TlsError("the peer asks for another handshake, which is refused")
+        return TlsError(f"TLS failed: {error.reason or error}")
     return TlsError(f"the connection broke: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
@@ -15,12 +16,15 @@ from helpers.waiting import wait_until
 
 from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import MetadataUnavailableError, RequestDeniedError
+from dlspark.sandbox.beginning import initialise
 from dlspark.sandbox.processes import child_environment
 from dlspark.sandbox.sandbox import Sandbox
-from dlspark.sandbox.state import SandboxState
+from dlspark.sandbox.security import SandboxSecurity
+from dlspark.sandbox.state import SECURITY_FOLDER, SandboxState
 from dlspark.serving.client.sync import Client
 from metadata.foundation.errors import CallerError
-from metadata.security.settings import VARIABLE
+from metadata.security.errors import IdentityError
+from metadata.security.settings import VARIABLE, SecurityMode, SecuritySettings
 from metadata.zookeeper.client import ZooKeeperStore
 
 pytestmark = pytest.mark.processes
@@ -136,3 +140,33 @@ def test_a_directory_keeps_to_it(tmp_path: Path) -> None:
 def test_regions_and_security_are_not_both_to_be_had(tmp_path: Path) -> None:
     with pytest.raises(CallerError, match="not secured"):
         Sandbox(tmp_path / "s", regions=3, secure=True)
+
+
+def test_a_start_that_was_killed_while_it_made_the_authority_keeps_no_other_from_starting(tmp_path: Path) -> None:
+    place = tmp_path / SECURITY_FOLDER / "authority"
+    place.mkdir(parents=True)
+    (place / "key.pem").write_text("half a key")
+    security = SandboxSecurity(tmp_path)
+    security.prepare()
+    assert (security.client_folder / "certificate.pem").exists()
+    (place / "register.json").unlink()
+    with pytest.raises(IdentityError, match="not empty"):
+        security.prepare()  # here something was issued, and is not thrown away
+
+
+def test_the_identity_of_another_cluster_does_not_reach_a_plain_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
+    assert VARIABLE not in child_environment()
+    assert child_environment(secured_as_here=True)[VARIABLE] == str(tmp_path / "none")
+    opened: list[SecuritySettings] = []
+
+    async def open_session(_servers: str, security: SecuritySettings) -> None:
+        opened.append(security)
+        raise MetadataUnavailableError("enough was seen")
+
+    monkeypatch.setattr("metadata.zookeeper.securing.open_session", open_session)
+    with pytest.raises(MetadataUnavailableError):
+        asyncio.run(initialise("127.0.0.1:1"))
+    assert [one.client_mode() for one in opened] == [SecurityMode.OFF]

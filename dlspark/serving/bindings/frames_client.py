@@ -43,9 +43,10 @@ from dlspark.serving.protocol.request_frames import encode_request
 from dlspark.serving.security.credentials import LOOK_S, ClientCredentials
 from metadata.foundation.addresses import parse_address
 from metadata.foundation.errors import CallerError, DistributedLogError
+from metadata.security.proofs import NotAuthenticatedError
 from metadata.security.secrets import Secret
 from storage_node.edge import Link, Network
-from storage_node.errors import BookieUnreachableError, ProtocolError, SecureConnectionError
+from storage_node.errors import BookieUnreachableError, ProtocolError, SecureConnectionError, TlsRefusedError
 from storage_node.transport.tls import connect_secured
 
 logger = logging.getLogger(__name__)
@@ -97,6 +98,8 @@ class FramesClient:
         self._finishing = False
         self._said: str | None = None
         """The proxy's last words of the connection, or another reason for its end."""
+        self._refused = False
+        """True where the connection ended because one side does not take the other."""
         self._not_begun = False
         """True where the proxy said that it has begun nothing of what it has not answered."""
         self._heard_at = self._loop.time()
@@ -124,7 +127,8 @@ class FramesClient:
             credentials: what is shown to the proxy, under TLS; None: nothing, and there is no TLS.
 
         Raises ProxyUnreachableError (nothing was sent, but perhaps a proof), CallerError for an address that is not
-        one, NotAuthenticatedError where the proxy refuses the token.
+        one, NotAuthenticatedError where the proxy refuses what it is shown, or its own certificate is not good: another
+        attempt would end so, too.
         """
         host, port = host_and_port(address)
         client = cls(address, limits or FramesClientLimits(), on_closed, credentials)
@@ -136,7 +140,8 @@ class FramesClient:
                 context = credentials.context()
                 link = await connect_secured(network, host, port, client, timeout_ms=timeout_ms, context=context)
         except SecureConnectionError as error:
-            raise ProxyUnreachableError(error.message, advice=error.advice, node=address) from error
+            kind = NotAuthenticatedError if error.refused else ProxyUnreachableError
+            raise kind(error.message, advice=error.advice, node=address) from error
         except BookieUnreachableError as error:  # a network raises it whatever listens at the other end
             raise ProxyUnreachableError(
                 error.message,
@@ -146,7 +151,12 @@ class FramesClient:
         client._opened(link)
         if client.closed:
             said = f": {client._said}" if client._said else ""
-            raise ProxyUnreachableError(f"the connection was closed as soon as it was made{said}", node=address)
+            kind = NotAuthenticatedError if client._refused else ProxyUnreachableError
+            raise kind(
+                f"the connection was closed as soon as it was made{said}",
+                advice="The proxy may refuse what it was shown; its log says why" if credentials is not None else None,
+                node=address,
+            )
         if credentials is not None:
             await client._prove(credentials, timeout_ms)
         return client
@@ -186,8 +196,15 @@ class FramesClient:
             if answer.code is StatusCode.REQUEST_DENIED:
                 await self.close()
                 raise error_of(answer, stream=None)
+            if self.closed and self._refused:
+                raise NotAuthenticatedError(
+                    f"the connection was refused: {self._said}",
+                    advice="The proxy's log and audit trail say more. Refused are certificates that have expired, were "
+                    "revoked, or are of an authority that it does not know",
+                    node=self.address,
+                )
             if self.closed:
-                # The proxy's own word on a certificate that it refuses is often lost, as it closes while we send.
+                # The proxy's own word may be lost, as it closes while we send; or it has stopped just now.
                 raise ProxyUnreachableError(
                     f"{answer.message}. The proxy may refuse what it was shown",
                     advice="Its log says why: a certificate that has expired, was revoked, or is of an authority that "
@@ -302,6 +319,7 @@ class FramesClient:
             # A proxy that stops says so when it has answered all that it began. So what crossed this on its way was not
             # begun, and may be asked elsewhere at once, also where it writes.
             self._said = answer.message
+            self._refused = answer.code is StatusCode.REQUEST_DENIED
             self._not_begun = answer.code is StatusCode.SERVICE_UNAVAILABLE and answer.applied is Applied.NO
             logger.warning("the proxy %s ends the connection: %s", self.address, answer.message)
             if self._not_begun and self._link is not None:
@@ -320,6 +338,7 @@ class FramesClient:
         """Note that every request under way ends now."""
         if self._said is None and error is not None:
             self._said = str(error)
+        self._refused = self._refused or isinstance(error, TlsRefusedError)
         self._end()
 
     # ------------------------------------------------------------------------------------ the end
@@ -340,17 +359,11 @@ class FramesClient:
         reason = f": {self._said}" if self._said else ""
         plain = self._credentials is None and not self._answered
         advice = "If the proxy takes no connection without TLS, set security=on here as well" if plain else None
-        # Which of the two decides whether a client may ask again: a write whose answer is lost may have been stored.
-        lost = refusal_of(
-            ProxyLostError(
-                f"the connection was lost before the proxy answered{reason}", advice=advice, node=self.address
-            )
-        )
-        unasked = refusal_of(
-            ProxyUnreachableError(
-                f"the connection was lost before the proxy answered{reason}", advice=advice, node=self.address
-            )
-        )
+        if plain and self._refused:
+            # The first that came was TLS's word for "not in plain": nothing of what was sent can have been done.
+            lost = unasked = refusal_of(NotAuthenticatedError(f"the connection was refused{reason}", node=self.address))
+        else:
+            lost, unasked = self._lost(reason, advice)
         replies, self._replies = self._replies, {}
         for number, reply in replies.items():
             try:
@@ -362,6 +375,15 @@ class FramesClient:
             self._ended.set_result(None)
             if self._on_closed is not None:
                 self._on_closed()
+
+    def _lost(self, reason: str, advice: str | None) -> tuple[Refusal, Refusal]:
+        """Return the answers to what may have been done, and to what was not or changes nothing."""
+        # Which of the two decides whether a client may ask again: a write whose answer is lost may have been stored.
+        said = f"the connection was lost before the proxy answered{reason}"
+        return (
+            refusal_of(ProxyLostError(said, advice=advice, node=self.address)),
+            refusal_of(ProxyUnreachableError(said, advice=advice, node=self.address)),
+        )
 
     def _look(self) -> None:
         """Ask where nothing has come for long; end where that is not answered."""

@@ -369,6 +369,8 @@ class FramesConnection:
     def excuse(self, seconds: float) -> None:
         """Leave this much time out of what the client has let pass."""
         self.opened_at += seconds
+        if self._session is not None:
+            self._session.excuse(seconds)
         if self.heard_at is not None:
             self.heard_at += seconds
         if self._stuck_since is not None:

@@ -17,9 +17,12 @@ import logging
 
 from dlspark.serving.bindings.frames_connection import FramesConnection
 from dlspark.serving.bindings.service import FramesLimits, ProxyService
+from dlspark.serving.protocol.answer_frames import encode_answer
+from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.security.authentication import Authentication, PeerProof
 from metadata.foundation.errors import CallerError, NotAppliedError, check, present
 from metadata.foundation.pacing import MessageLimit
+from metadata.security.proofs import NotAuthenticatedError
 from storage_node.edge import FrameHandler, Link, Listener, Network
 from storage_node.errors import TooManyConnectionsError
 from storage_node.transport.admission import Admission
@@ -178,11 +181,17 @@ class FramesServer:
         return connection
 
     def _proof_of(self, link: Link) -> PeerProof | None:
-        """Return what a new connection proves by itself. Raises NotAuthenticatedError."""
+        """Return what a new connection proves by itself. Raises NotAuthenticatedError, and has told the client so."""
         if self.authentication is None:
             return None
         secured = securable(link)
-        return self.authentication.arrived(link.peer, secured.certificate, secured=secured.secured)
+        try:
+            return self.authentication.arrived(link.peer, secured.certificate, secured=secured.secured)
+        except NotAuthenticatedError as error:
+            if secured.secured:
+                # The handshake went well, so TLS has no word for it; a client that hears nothing would try again.
+                link.send(*encode_answer(0, refusal_of(error)))
+            raise
 
     def heard(self, connection: FramesConnection) -> None:
         """Note that requests came from this connection: it is the one now that was idle for the shortest time."""

@@ -50,6 +50,8 @@ class FramesSession:
         self._proof = proof
         self.why = self._authentication.objection(proof)
         if self.why is None:
+            if not self._was_proven or str(self._caller.principal) != str(proof.principal):
+                self._authentication.entered(self._caller.address, proof, self._caller.session)
             self._was_proven, self._over_at = True, None
             self._caller.principal, self._caller.restrictions = proof.principal, proof.restrictions
 
@@ -58,6 +60,7 @@ class FramesSession:
         if isinstance(request, Handshake) and request.token is not None:
             try:
                 self._proved(self._authentication.with_token(self._caller.address, self._proof, request.token))
+                self.failures = 0
             except NotAuthenticatedError as error:
                 self.failures += 1
                 return refusal_of(error)
@@ -81,6 +84,12 @@ class FramesSession:
         if before is None:
             self._authentication.refused(self._caller.address, self.why, proof=self._proof)  # noted, once
         return self.why
+
+    def excuse(self, seconds: float) -> None:
+        """Leave this much time out of what the client has let pass: this process did not run."""
+        self._opened_at += seconds
+        if self._over_at is not None:
+            self._over_at += seconds
 
     def late(self, now: float) -> bool:
         """Return whether what is under way is waited for no longer."""

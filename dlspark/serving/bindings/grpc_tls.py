@@ -123,6 +123,7 @@ def proof_of_call(authentication: Authentication, call: CallOfPeer, peer: str, m
     why = authentication.objection(proof)
     if why is not None:
         raise authentication.refused(peer, why, proof=proof)
+    authentication.called(peer, proof)
     return proof
 
 

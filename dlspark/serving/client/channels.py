@@ -8,6 +8,8 @@ bring counts against a connection at the proxy, and writes must not wait for it.
     lost, or not made   everything under way fails, each saying whether it may have been done; what is sent in the next
                         moments fails at once (back-off: 50 ms, doubled up to 5 s), then it is tried again. A connection
                         that lived for 5 s begins anew
+    not taken           one side refuses the other's certificate, or its kind of connection: all fails with
+                        NotAuthenticatedError, in the moments that follow as well
     stale               it shows a certificate that was renewed meanwhile: another connection is made beside it, what is
                         sent then goes there, and it ends once what is under way on it is answered
     silent              a connection that owes answers and has said nothing for `SILENCE_MS` is asked a handshake; if
@@ -109,6 +111,11 @@ class ChannelRequest:
             self._channel.forget(self._number)
             self._owner.settled()
 
+    @property
+    def sent(self) -> bool:
+        """True once it was given to a connection: the proxy may have it."""
+        return self._channel is not None
+
     def send(self, channel: ProxyChannel) -> None:
         """Give it to a connection, unless it was given up."""
         request = self._request
@@ -145,6 +152,11 @@ class ChannelRequest:
         ):
             on_answer(ChannelFailure(error_of(answer, stream=None)))
             return
+        if isinstance(answer, Refusal) and channel is not None and channel.closed:
+            error = error_of(answer, stream=None)
+            if isinstance(error, NotAuthenticatedError):  # what the connection ended with, not what a proxy answered
+                on_answer(ChannelFailure(error))
+                return
         owner.heard_at = owner.now()
         on_answer(answer)
 
@@ -260,7 +272,7 @@ class _Channel:
         """Have another connection take the place of a stale one, which serves until then, and where that fails."""
         try:
             new = await self._connected()
-        except DistributedLogError as error:
+        except Exception as error:  # the boundary: whatever a network raises, the old one serves on
             logger.warning("no connection to %s with the renewed certificate: %s", self.address, error)
             self._back_off()
             return

@@ -157,8 +157,9 @@ class AsyncClient(OnOneLoop):
         """
         made = settings if isinstance(settings, ThinClientSettings) else ThinClientSettings.from_mapping(settings or {})
         named = where if where is not None else list(made.regions()) or uri_or_default(None, _NAME_ONE)
-        reading = fleets_of(read_from) if read_from is not None else []
-        client = cls(fleets_of(named), made, _over_frames(network, made.credentials()), read_fleets=reading)
+        # Their sessions of ZooKeeper are secured as these settings say, not only as the environment does.
+        reading = fleets_of(read_from, made.tls) if read_from is not None else []
+        client = cls(fleets_of(named, made.tls), made, _over_frames(network, made.credentials()), read_fleets=reading)
         await client.open()
         return client
 

@@ -169,7 +169,8 @@ class InFlightRequest:
         """Settle the request, whose time is over."""
         if self._routed is not None:
             now = self._dispatcher.now()
-            self._apply_effect(self._routed.deadline_passed(now), now)
+            sent = self._sending is None or self._sending.sent
+            self._apply_effect(self._routed.deadline_passed(now, sent=sent), now)
 
     def on_silence(self) -> None:
         """Go on to another proxy: the one that was asked has not answered in time."""
@@ -191,8 +192,7 @@ class InFlightRequest:
             self._silence.remove(self)  # an older attempt's answer does not say that the last one is heard of
         now = self._dispatcher.now()
         if isinstance(answer, ChannelFailure) and isinstance(answer.error, NotAuthenticatedError):
-            # What this client shows is refused: by any other proxy as well, and nothing was sent.
-            effect = routed.answered(attempt, refusal_of(answer.error), now)
+            effect = routed.failed(attempt, now, sent=False, unproven=refusal_of(answer.error))
         elif isinstance(answer, ChannelFailure):
             sent = isinstance(answer.error, OutcomeUnknownError)
             effect = routed.failed(attempt, now, sent=sent, reason=answer.error.message)

@@ -18,9 +18,11 @@ again while an attempt is in doubt: it ends, with an unknown outcome. One that m
 refusal all the same, the outcome is unknown, unless none of its attempts is in doubt.
 
 Bounds: `maxRedirects` attempts after the first, `requestTimeoutMs` for the whole way. A host that was asked before is
-asked again only after a back-off, and when no other is left; proxies that name each other as owners are asked
-alternately, each time after a back-off, until one of the bounds is reached. A read proxy that has its share of logs
-sends a read to another one: that counts for no attempt, or a bound of loads would make a log unreadable.
+asked again only after a back-off, and when no other is left. Where all that could be reached take no proof of this
+client's, or show none that is good, the way ends at once, for that does not pass by itself. Proxies that name each
+other as owners are asked alternately, each time after a back-off, until one of the bounds is reached. A read proxy that
+has its share of logs sends a read to another one: that counts for no attempt, or a bound of loads would make a log
+unreadable.
 """
 
 from __future__ import annotations
@@ -214,6 +216,10 @@ class RoutedRequest:
         self._target: str | None = None
         """The host to ask after the back-off; None: the one that the route chooses then."""
         self._last: Refusal | None = None
+        self._unproven: dict[str, Refusal] = {}
+        """Hosts where one side did not take the other's proof, as their last answer; such a host has got nothing."""
+        self._unreachable: set[str] = set()
+        """Hosts whose connection could not be made, the last time."""
         self._sent_on = 0
         """How often a read was sent on, up to `MOST_SENT_ON`."""
         self._unreached: list[str] = []
@@ -239,6 +245,8 @@ class RoutedRequest:
             return None
         address = self._attempts[attempt]
         self._route.answered(address)
+        self._unproven.pop(address, None)
+        self._unreachable.discard(address)
         if not isinstance(answer, Refusal):
             self._learn(address, answer)
             return self._finish(answer)
@@ -255,10 +263,13 @@ class RoutedRequest:
             return self._finish(answer)
         return self._apply_rule(rule_of(answer, fail_fast=self._limits.fail_fast), address, answer, now)
 
-    def failed(self, attempt: int, now: float, *, sent: bool, reason: str = "") -> Effect | None:
+    def failed(
+        self, attempt: int, now: float, *, sent: bool, reason: str = "", unproven: Refusal | None = None
+    ) -> Effect | None:
         """Go on after the connection of an attempt could not be made, or broke before the answer.
 
-        `sent`: whether the host may have the request; not where no byte of it had left.
+        `sent`: whether the host may have the request; not where no byte of it had left. `unproven`: what to say where
+        one side did not take the other's proof.
         """
         if not self._takes(RequestEvent.FAILED) or not self._is_current(attempt):
             return None
@@ -266,6 +277,13 @@ class RoutedRequest:
         self._route.failed(address, now)
         self._ownerships.forget_host(address)
         why = f": {reason}" if reason else ""
+        if unproven is not None:
+            # Another proxy may know this client's authority, or have a better certificate: all are asked, once.
+            self._unreachable.discard(address)
+            self._last = self._unproven[address] = unproven
+            return self._next(now)
+        self._unproven.pop(address, None)
+        self._unreachable.add(address)
         if sent:
             self._doubt(attempt)
         if attempt in self._doubtful:
@@ -293,11 +311,11 @@ class RoutedRequest:
         target = self._target if self._target is not None else self._choose(now)
         return self._ask(target, now) if target is not None else self._pause(None, now)
 
-    def deadline_passed(self, now: float) -> Effect | None:
-        """End the request: its time is up."""
+    def deadline_passed(self, now: float, *, sent: bool = True) -> Effect | None:
+        """End the request: its time is up. `sent`: whether the host that is asked now may have it."""
         if not self._takes(RequestEvent.DEADLINE):
             return None
-        if self.state is RequestState.ASKING:
+        if self.state is RequestState.ASKING and sent:
             self._doubt(len(self._attempts) - 1)
         return self._time_up()
 
@@ -358,21 +376,28 @@ class RoutedRequest:
 
     def _next(self, now: float) -> Effect:
         """Ask the owner, or the host that the route chooses; where none is left, begin again with all of them."""
-        target = self._choose(now)
+        target = self._untried(now)
+        if target is None and self._unproven and self._round <= self._unproven.keys() | self._unreachable:
+            return self._finish(next(reversed(self._unproven.values())))
+        target = target if target is not None else self._choose(now)
         return self._go(target, now) if target is not None else self._pause(None, now)
 
     def _choose(self, now: float) -> str | None:
+        found = self._untried(now)
+        if found is None:
+            self._round.clear()
+            self._regions.clear()
+            found = self._route.pick(self._request.stream, now)
+        return found
+
+    def _untried(self, now: float) -> str | None:
+        """Return the host to ask next in this round; None where none is left."""
         stream = self._request.stream
         owner = self._ownerships.owner(stream)
         # Once a round: a proxy that is believed to own the stream, and has just refused it, would be asked for ever.
         if owner is not None and owner not in self._round:
             return owner
-        found = self._route.pick(stream, now, self._round, self._regions)
-        if found is None:
-            self._round.clear()
-            self._regions.clear()
-            found = self._route.pick(stream, now)
-        return found
+        return self._route.pick(stream, now, self._round, self._regions)
 
     def _go(self, address: str, now: float) -> Effect:
         """Ask a host: at once, or after a back-off where it was asked before."""

@@ -21,7 +21,8 @@ class AccessKeys(AuditKeys):
         _SUPER_USERS,
         "superUsers",
         "Who may do everything, whatever the rules of access say, also while these cannot be read: `user:NAME`, "
-        "`role:NAME`. Empty: nobody; then rules are mended by who may write to ZooKeeper",
+        "`role:NAME` (of certificates; a token's roles count for rules only). Empty: nobody; then rules are mended by "
+        "who may write to ZooKeeper",
         own=True,
         section="Rights",
     )

@@ -56,6 +56,7 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
+from dlspark.serving.security.authentication import PROXY_ROLE
 from metadata.distributedlog.permissions import RequestDeniedError
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.pacing import Slices
@@ -65,8 +66,6 @@ from metadata.security.proofs import NotAuthenticatedError
 from metadata.security.restrictions import UNRESTRICTED, Restrictions
 from metadata.security.rights import MAX_LOG_CHARS, VISIBLE, Decision, RuleBook, Verb
 
-PROXY_ROLE: Final = "proxy"
-"""The role in the certificate of a proxy: it may ask another one to take a log over."""
 MAX_KNOWN: Final = 64
 """Logs that are remembered of one caller: with the longest names, and of all connections, some hundred MB."""
 PROVED: Final[tuple[Verb, ...]] = ()
@@ -141,6 +140,9 @@ class RightsDoor:
         """What was allowed to those who read and write."""
         self._reads: dict[Caller, dict[_WaitingRead, None]] = {}
         """Reads that were not answered yet."""
+        self._rechecked: RuleBook | None = None
+        """The rules at the last look at what waits, and what callers had proved then."""
+        self._rechecked_as: dict[Caller, tuple[Principal | None, Restrictions | None]] = {}
 
     # ------------------------------------------------------------------ requests
 
@@ -168,17 +170,33 @@ class RightsDoor:
             read.ended = True
         self._service.caller_gone(caller)
 
-    def may_create(self, caller: Caller, stream: str) -> bool:
-        """Return whether what this caller writes may make the log, where it is not there."""
-        decision, _ = self._judge(caller, CreateStream, (Verb.CREATE,), stream)
+    def may_create(self, caller: Caller, stream: str, *, noted: bool) -> bool:
+        """Return whether what this caller writes may make the log, which is not there. `noted`: this is the decision,
+        and the trail has it."""
+        decision, error = self._judge(caller, CreateStream, (Verb.CREATE,), stream)
+        if noted:
+            self._note(caller, CreateStream, (Verb.CREATE,), stream, decision, allowed=error is None)
         return decision.allowed
 
     async def recheck(self) -> None:
         """Refuse the waiting reads that are not allowed any more: to be called when other rules hold, and every few
         seconds, for proofs expire. There may be a hundred thousand: others have their turn meanwhile, and what is
-        delivered meanwhile is looked at as well."""
+        delivered meanwhile is looked at as well. As long as the rules and a caller's proof are the same, nothing has
+        changed for its reads: then only the proof's end is looked at, once a caller."""
+        book, before, unwritten = self._book(), self._rechecked_as, self._noted.refuses is not None
+        whole = unwritten or book is not self._rechecked
+        self._rechecked, self._rechecked_as = book, {}
         slices = Slices()
-        for read in [one for reads in self._reads.values() for one in reads]:
+        looked_at: list[_WaitingRead] = []
+        for caller, reads in list(self._reads.items()):
+            principal, restrictions = proof = caller.principal, caller.restrictions
+            self._rechecked_as[caller] = proof
+            known = before.get(caller)
+            same = known is not None and known[0] is principal and known[1] is restrictions
+            if whole or not same or (principal is not None and principal.expired(self._now_s())):
+                looked_at += reads
+            await slices.pause()
+        for read in looked_at:
             if not read.ended:
                 objection = self._objection(read.request, read.caller, first=False)
                 if objection is not None:
@@ -219,20 +237,32 @@ class RightsDoor:
                 known.allowed.clear()
             known.allowed.add((kind, stream))
         if error is not None or (first and verbs):
-            principal = caller.principal
-            self._noted.note(
-                "request",
-                allowed=error is None,
-                reason=decision.reason,
-                principal=principal.name if principal is not None else None,
-                scheme=principal.scheme.value if principal is not None else None,
-                peer=caller.address,
-                session=caller.session,
-                log=stream,
-                verb=_verb_noted(verbs),
-                request=kind.__name__,
-            )
+            self._note(caller, kind, verbs, stream, decision, allowed=error is None)
         return error
+
+    def _note(
+        self,
+        caller: Caller,
+        kind: type[Request],
+        verbs: tuple[Verb, ...] | None,
+        stream: str | None,
+        decision: Decision,
+        *,
+        allowed: bool,
+    ) -> None:
+        principal = caller.principal
+        self._noted.note(
+            "request",
+            allowed=allowed,
+            reason=decision.reason,
+            principal=principal.name if principal is not None else None,
+            scheme=principal.scheme.value if principal is not None else None,
+            peer=caller.address,
+            session=caller.session,
+            log=stream,
+            verb=_verb_noted(verbs),
+            request=kind.__name__,
+        )
 
     def _judge(
         self, caller: Caller, kind: type[Request], verbs: tuple[Verb, ...] | None, stream: str | None

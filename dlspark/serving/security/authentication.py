@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ssl
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -33,6 +34,10 @@ from metadata.security.restrictions import Restrictions
 JUDGED_S: Final = 2.0
 """Whether a certificate still holds is not asked again for so long."""
 MAX_JUDGED: Final = 20_000
+MAX_ENTERED: Final = 4_096
+"""Connections of gRPC that are remembered as noted."""
+PROXY_ROLE: Final = "proxy"
+"""The role of proxies among themselves."""
 CONNECTION: Final = "connection"
 """The event of the audit trail that notes are made of here."""
 _WHAT_PROVES: Final = "Give the client a certificate (securityDirectory), or a token (tokenFile)"
@@ -116,6 +121,7 @@ class Authentication:
         self._audit = audit
         self._elapsed = elapsed
         self._judged: dict[bytes, tuple[float, str | None]] = {}
+        self._entered: OrderedDict[tuple[str, str | None], None] = OrderedDict()
 
     @property
     def takes_tokens(self) -> bool:
@@ -194,6 +200,35 @@ class Authentication:
         if proof.token is not None:
             return "no token is taken" if self._tokens is None else self._tokens.objection(proof.token)
         return None
+
+    def entered(self, peer: str, proof: PeerProof, session: str | None = None) -> None:
+        """Note a connection that is let in, and as whom: also as nobody, for who is to switch `optional` to `on` looks
+        for these."""
+        principal = proof.principal
+        if principal is None:
+            how = "no TLS: taken, for security is optional" if not proof.secured else "nothing was proved"
+        else:
+            how = "it has shown a token" if proof.token is not None else "it has shown a certificate"
+        self._audit.note(
+            CONNECTION,
+            allowed=True,
+            reason=how,
+            principal=principal.name if principal is not None else None,
+            peer=peer,
+            session=session,
+            scheme=principal.scheme.value if principal is not None else None,
+        )
+
+    def called(self, peer: str, proof: PeerProof) -> None:
+        """Note a connection by its first call, where the calls are all that is seen of it: once for each principal."""
+        key = peer, proof.principal.name if proof.principal is not None else None
+        if key in self._entered:
+            self._entered.move_to_end(key)
+            return
+        self._entered[key] = None
+        if len(self._entered) > MAX_ENTERED:
+            self._entered.popitem(last=False)
+        self.entered(peer, proof)
 
     def handshake_failed(self, peer: str, error: Exception) -> None:
         """Note a connection that was refused before anything could be heard on it."""

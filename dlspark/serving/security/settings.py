@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dlspark.errors import SettingsError
-from dlspark.serving.security.authentication import Authentication
+from dlspark.serving.security.authentication import PROXY_ROLE, Authentication
 from dlspark.serving.security.credentials import ClientCredentials
 from dlspark.serving.security.tokens import TokenSettings
 from metadata.foundation.errors import CallerError
@@ -111,7 +111,8 @@ class ProxySecurity:
             identity,
             self.tokens.verifier(),
             plain_too=self.mode is SecurityMode.OPTIONAL,
-            roles=frozenset(self.admission.authorized_roles),
+            # Other proxies, which hand logs over, must always come in: what they may do, their role says besides.
+            roles=frozenset((*self.admission.authorized_roles, PROXY_ROLE) if self.admission.authorized_roles else ()),
             audit=audit,
         )
 

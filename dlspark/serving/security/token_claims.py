@@ -73,7 +73,8 @@ class ProvenToken:
     principal: Principal
     restrictions: Restrictions
     key_id: str
-    """The key that vouches for it."""
+    """The key that vouches for it, and its thumbprint: another key may get its id."""
+    thumbprint: str
     token_id: str | None
     """The token's own id (`jti`), by which it can be revoked."""
 
@@ -99,8 +100,8 @@ def read_header(token: str) -> TokenHeader:
     return TokenHeader(algorithm, _name(key_id, "kid"))
 
 
-def read_claims(token: str, key_id: str, rules: ClaimRules, now_s: float) -> ProvenToken:
-    """Return what a token proves, whose signature holds. Raises NotAuthenticatedError."""
+def read_claims(token: str, key_id: str, thumbprint: str, rules: ClaimRules, now_s: float) -> ProvenToken:
+    """Return what a token proves, whose signature by that key holds. Raises NotAuthenticatedError."""
     claims = _json_object(_parts(token)[1], "claims")
     if claims.get("iss") != rules.issuer:
         refuse("it is of another issuer (`iss`)", "Ask the issuer that this server is set to (tokenIssuer)")
@@ -121,7 +122,7 @@ def read_claims(token: str, key_id: str, rules: ClaimRules, now_s: float) -> Pro
     principal = Principal(
         _name(claims.get("sub"), "sub"), Scheme.TOKEN, _roles(claims, rules.roles_claim), ends_s + rules.leeway_s
     )
-    return ProvenToken(principal, _restrictions(claims), key_id, token_id)
+    return ProvenToken(principal, _restrictions(claims), key_id, thumbprint, token_id)
 
 
 def _parts(token: str) -> tuple[str, str, str]:

@@ -60,6 +60,10 @@ ALGORITHMS: Final = frozenset({*CURVES.values(), *RSA_ALGORITHMS, *HMAC_ALGORITH
 _PRIVATE: Final = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth"})
 
 
+_NO_KEY: Final = "there is no key by which tokens could be verified"
+_WHAT_KEYS_NEED: Final = "Each needs a kid, an algorithm that tokenAlgorithms names, and at least 2048 bits (RSA)"
+
+
 class KeysRefusedError(SettingsError):
     """A set of keys is not one by which tokens can be verified; none of it is used."""
 
@@ -88,7 +92,8 @@ def extra_missing_error(error: ImportError) -> SettingsError:
 
 
 def read_keys(data: bytes, algorithms: frozenset[str], where: str) -> KeyEntries:
-    """Return the keys of a JWKS that are used here. Raises KeysRefusedError, and SettingsError without joserfc."""
+    """Return the keys of a JWKS that are used here; there may be none. Raises KeysRefusedError, and SettingsError
+    without joserfc."""
     try:
         found = json_object(data, "JWKS")
     except DistributedLogError:
@@ -107,12 +112,6 @@ def read_keys(data: bytes, algorithms: frozenset[str], where: str) -> KeyEntries
             raise KeysRefusedError("two keys of tokens have the same id (kid): which is meant is not known", path=where)
         else:
             entries[entry.key_id] = entry
-    if not entries:
-        raise KeysRefusedError(
-            "there is no key by which tokens could be verified",
-            advice="Each needs a kid, an algorithm that tokenAlgorithms names, and at least 2048 bits (RSA)",
-            path=where,
-        )
     return MappingProxyType(entries)
 
 
@@ -129,7 +128,7 @@ def _entry(one: object, algorithms: frozenset[str], where: str) -> tuple[str, Ke
     key_id = one.get("kid")
     if not isinstance(key_id, str) or not key_id or len(key_id) > MAX_NAME_CHARS or not key_id.isprintable():
         return "it has no kid", None
-    if one.get("use", "sig") != "sig" or "verify" not in one.get("key_ops", ["verify"]):
+    if one.get("use", "sig") != "sig" or not _verifies(one.get("key_ops", ["verify"])):
         return "it is not for signatures", None
     algorithm = _algorithm(one)
     if algorithm is None:
@@ -140,6 +139,10 @@ def _entry(one: object, algorithms: frozenset[str], where: str) -> tuple[str, Ke
     if key is None:
         return fault, None
     return "", KeyEntry(key_id, algorithm, key, key.thumbprint())
+
+
+def _verifies(operations: object) -> bool:
+    return isinstance(operations, list) and "verify" in operations
 
 
 def _algorithm(one: Mapping[str, object]) -> str | None:
@@ -233,13 +236,18 @@ class KeyAddress:
         every_s: float = 300.0,
     ) -> None:
         """Check them. Raises SettingsError for anything but an https address, or authorities that cannot be read."""
-        parts = urlsplit(url)
-        if parts.scheme != "https" or not parts.hostname or parts.username is not None or parts.fragment:
+        try:
+            parts = urlsplit(url)
+            port = parts.port or 443
+        except ValueError as error:
+            raise SettingsError(f"tokenKeys is no address: {error}") from None
+        odd = parts.username is not None or parts.fragment or not url.isascii() or not url.isprintable() or " " in url
+        if parts.scheme != "https" or not parts.hostname or odd:
             raise SettingsError(
                 "tokenKeys is neither a file's path nor an https address", advice="No other kind of address is asked"
             )
         self.name = url
-        self._host, self._port = parts.hostname, parts.port or 443
+        self._host, self._port = parts.hostname, port
         self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._authorities = authorities
         self._now, self._every_s = now, every_s
@@ -323,6 +331,8 @@ class TokenKeys:
         does not start so."""
         try:
             self._read()
+            if not self._entries and self._source.required:
+                raise KeysRefusedError(_NO_KEY, advice=_WHAT_KEYS_NEED)
         except (OSError, DistributedLogError) as error:
             if self._source.required:
                 said = error.strerror if isinstance(error, OSError) else error.message
@@ -348,8 +358,12 @@ class TokenKeys:
         if data is None:
             return
         if data != self._accepted:
+            # None is an answer, too: who takes the last key out has perhaps lost it to a thief. Only keys that cannot
+            # be read leave those in use that were read last.
             self._entries = read_keys(data, self._algorithms, self._source.name)
             self._accepted = data
+            if not self._entries:
+                _LOG.warning("%s in %s; every token is refused. %s", _NO_KEY, self._source.name, _WHAT_KEYS_NEED)
         self._read_at, self._failed = self._now(), False
 
     def _warn(self, error: Exception) -> None:

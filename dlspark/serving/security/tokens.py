@@ -261,7 +261,7 @@ class TokenVerifier:
             self._signed[digest] = entry.thumbprint
             if len(self._signed) > REMEMBERED:
                 self._signed.popitem(last=False)
-        proven = read_claims(token, header.key_id, self._rules, self._now())
+        proven = read_claims(token, header.key_id, entry.thumbprint, self._rules, self._now())
         if proven.token_id in self._revoked:
             refuse("it was revoked", "Get a new one")
         return proven
@@ -270,7 +270,8 @@ class TokenVerifier:
         """Return why a token that was good is good no longer; None where it is."""
         if proven.principal.expired(self._now()):
             return "the token has expired"
-        if proven.key_id not in self._keys.current():
+        entry = self._keys.current().get(proven.key_id)
+        if entry is None or entry.thumbprint != proven.thumbprint:
             return "the key of the token is used no longer"
         return "the token was revoked" if proven.token_id in self._revoked else None
 

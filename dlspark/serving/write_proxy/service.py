@@ -37,6 +37,7 @@ from dlspark.serving.protocol.operations import (
     ReleaseStream,
     Request,
     SetFencingToken,
+    StatusCode,
     TruncateStream,
     WriteRecords,
 )
@@ -48,6 +49,7 @@ from dlspark.serving.write_proxy.streams.hand_over import Forwarder, hand_over, 
 from dlspark.serving.write_proxy.streams.limits import LimitValues, WriteLimiter
 from dlspark.serving.write_proxy.streams.model import StreamState
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
+from dlspark.serving.write_proxy.streams.stream_host import MayCreate
 from dlspark.serving.write_proxy.streams.table import RATE_LIMIT_DISABLED, StreamTable
 from dlspark.serving.write_proxy.tier.placement import StreamPlacement
 from metadata.foundation.errors import DistributedLogError
@@ -102,8 +104,8 @@ class WriteProxyService:
         self.count_writer: Callable[[str, str | None], None] | None = None
         """Called for each write on a stream that is served here, with its name and the client's region; None: nobody
         wants to know."""
-        self.may_create: Callable[[Caller, str], bool] | None = None
-        """Returns whether what a caller asks may make the log, where there is none; None: everybody may."""
+        self.may_create: MayCreate | None = None
+        """None: everybody may."""
         self._leaving = False
         """True while streams are given up, one after the other: those that have not been reached are served."""
         self._rare = RareRequests(table, forwarder, placement, directory or ProxyDirectory(), max_request_bytes)
@@ -260,14 +262,18 @@ class WriteProxyService:
         if stream is not None and stream.refusal is not None:
             stream = self._still_refused(stream, request.context.tried_hosts)
         if stream is None:
-            stream = self._table.add(request.stream, create_missing=self._creates(request, caller))
+            create_missing = not isinstance(request, DeleteStream)
+            stream = self._table.add(request.stream, create_missing=create_missing, may_create=self.may_create)
+        elif self._is_made_anew(stream, request, caller):
+            raise StreamUnavailableError("there was no log, and it may be made", log=stream.name, advice="Ask again")
         return stream
 
-    def _creates(self, request: WriteRecords | _OnStream, caller: Caller) -> bool:
-        """Return whether the log is to be made, where there is none."""
-        if isinstance(request, DeleteStream):
+    def _is_made_anew(self, stream: ProxyStream, request: WriteRecords | _OnStream, caller: Caller) -> bool:
+        """Return whether a stream was opened for others, who may not make its log, and is being given up for that."""
+        refusal = stream.refusal
+        if self.may_create is None or refusal is None or refusal.code is not StatusCode.LOG_NOT_FOUND:
             return False
-        return self.may_create is None or self.may_create(caller, request.stream)
+        return not isinstance(request, DeleteStream) and self.may_create(caller, request.stream, noted=False)
 
     def _is_released(self, request: Request) -> bool:
         """Return whether it asks to release a stream that is not served here: nothing is opened for that."""

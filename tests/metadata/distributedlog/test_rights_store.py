@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from helpers.waiting import until
@@ -244,6 +244,34 @@ async def test_what_was_known_holds_for_a_while_without_zookeeper_and_then_no_mo
     assert watch.book.decide(OPERATOR, Verb.READ, "orders").allowed
     tree.reconnect(store.session_id)
     await until(lambda: allowed(watch))
+
+
+async def test_a_look_that_was_not_answered_is_made_again_before_the_next_poll(
+    away: tuple[MemoryTree, MemoryStore, RightsWatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, store, watch = away
+    monkeypatch.setattr(rights_store, "AGAIN_S", 0.01)
+    sync, failed = store.sync, asyncio.Event()
+
+    async def sync_later(path: str) -> None:
+        if watch._poll_s < 3_600:
+            watch._poll_s = 3_600
+            failed.set()
+            raise ConnectionLossError("the answer was lost")
+        await sync(path)
+
+    monkeypatch.setattr(store, "sync", sync_later)
+    await failed.wait()
+    monkeypatch.setattr(store, "exists", _unwatched(store.exists))
+    await store.put("/ns/.dlspark-rights", encode_rules(RuleSet()), -1)
+    await until(lambda: not allowed(watch))
+
+
+def _unwatched(exists: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+    async def without(path: str, _watch: object = None) -> object:
+        return await exists(path)
+
+    return without
 
 
 async def test_a_mistake_of_ours_ends_no_watch(

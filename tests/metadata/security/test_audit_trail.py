@@ -152,6 +152,19 @@ def test_what_was_allowed_is_counted_apart_from_refusals(opened: Opened, tmp_pat
     assert found[-1]["count"] == 5
 
 
+def test_much_that_is_read_and_written_hides_no_change(opened: Opened, tmp_path: Path) -> None:
+    trail = opened(allowed="all", monotonic_s=lambda: 0.0)
+    for _ in range(ALLOWED_A_SECOND + 5):
+        refuse(trail, allowed=True, verb="write", log="busy")
+        refuse(trail, verb="read", log="busy")
+    for number in range(2 * ALLOWED_A_SECOND):
+        refuse(trail, allowed=True, verb="delete", log=f"log-{number}")
+    refuse(trail, verb="delete", log="other")
+    trail.flush()
+    found = [line for line in lines(tmp_path / "audit.log") if line["verb"] == "delete"]
+    assert [line["log"] for line in found] == [*(f"log-{number}" for number in range(2 * ALLOWED_A_SECOND)), "other"]
+
+
 def test_a_window_that_is_over_begins_anew(opened: Opened, tmp_path: Path) -> None:
     trail = opened(monotonic_s=lambda: 0.0)
     for _ in range(2):

@@ -107,11 +107,17 @@ def test_only_the_owner_may_read(place: Path) -> None:
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
-def test_the_secret_at_zookeeper_is_shared_by_all_but_its_servers(place: Path) -> None:
+def test_the_secret_at_zookeeper_is_for_the_clusters_own_processes(place: Path) -> None:
+    """A proxy's client that had it could write the rules of access, and whatever else is there."""
     with CertificateAuthority.open_in(place) as authority:
         authority.issue("zk", ["zookeeper"], ["localhost"])
+        authority.issue("spark", ["client"], shares_secret=True)
+        authority.issue("alice", ["client"])
+    with CertificateAuthority.open_in(place) as authority:
+        authority.renew_all(["spark", "alice", "zk"])
     secret = (place / "node" / SECRET_FILE).read_text()
-    assert secret == (place / "writer" / SECRET_FILE).read_text()
+    assert secret == (place / "spark" / SECRET_FILE).read_text()
+    assert not (place / "alice" / SECRET_FILE).exists()
     assert secret.startswith("cluster:")
     assert len(secret) > 40
     assert not (place / "zk" / SECRET_FILE).exists()

@@ -312,6 +312,23 @@ def test_logs_are_visible_on_which_any_verb_is_allowed(
         assert made.visible(principal, some, restrictions) == expected
 
 
+def test_a_tokens_roles_make_nobody_a_super_user() -> None:
+    """An issuer of tokens gives the role operator for reasons of its own."""
+    book = RuleBook(RuleSet(), [Subject.parse("role:operator"), Subject.parse("user:root")])
+    certified, token = (Principal("ann", one, frozenset({"operator"})) for one in (Scheme.TLS, Scheme.TOKEN))
+    assert book.decide(certified, Verb.DELETE, "orders").allowed
+    assert not book.decide(token, Verb.DELETE, "orders").allowed
+    assert book.visible(token, ["orders"]) == []
+    assert book.decide(Principal("root", Scheme.TOKEN), Verb.DELETE, "orders").allowed
+
+
+def test_a_proof_can_be_restricted_to_a_log_whose_name_ends_in_a_star() -> None:
+    """It left the whole prefix: `odd*` has no other spelling."""
+    only = Restrictions(("odd\\*",), frozenset({"read"}))
+    assert only.allows("read", "odd*")
+    assert not any(only.allows("read", log) for log in ("odd1", "odd", "odd\\", "odd\\*"))
+
+
 def test_super_users_see_all_and_nobody_else_sees_anything_while_the_rules_are_damaged() -> None:
     broken = RuleBook(RuleSet.of([rule("allow * read *")]), [Subject.parse("role:operator")], broken="torn")
     assert broken.visible(OPERATOR, ["a", "b"]) == ["a", "b"]

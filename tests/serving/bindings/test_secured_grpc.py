@@ -43,6 +43,7 @@ class SecuredGrpc:
         self.authority.folder(folder / "proxy", "proxy-1", hosts=HOSTS)
         self.key = SigningKey.make("ES256")
         self.key.publish(folder / "keys.json")
+        self.entered: list[str | None] = []
         self.service = ScriptedService()
         self.now = time.time()
         self.elapsed = 0.0
@@ -56,10 +57,18 @@ class SecuredGrpc:
             TlsIdentity(files, clock=lambda: self.now),
             tokens.verifier(now=lambda: self.now, elapsed=lambda: self.elapsed),
             plain_too=plain_too,
+            audit=self,
             elapsed=lambda: self.elapsed,
         )
         self.server = GrpcServer(self.service, tls=GrpcTls(self.authentication, port, proves=proves))
         await self.server.start("127.0.0.1", 0)
+
+    refuses = None
+    """This is its own audit trail."""
+
+    def note(self, event: str, *, allowed: bool, principal: str | None, **_: object) -> None:
+        if allowed:
+            self.entered.append(principal)
 
     def bearer(self, seconds: int = 300, restrictions: Restrictions = UNRESTRICTED) -> tuple[tuple[str, str], ...]:
         token = self.key.issue(TokenGrant("alice", seconds, restrictions), self.now)
@@ -252,4 +261,6 @@ async def test_in_the_middle_of_a_change_each_kind_has_a_port(secured: SecuredGr
         assert (await Calls(channel).refused(secured.bearer())).code() is UNAUTHENTICATED  # a token in plain
     async with secured.channel("client-1") as calls:
         assert await calls.create() == pb.Status.SUCCESS
-    assert [str(one.principal) for one in secured.service.callers] == ["None", "client-1"]
+        assert await calls.create() == pb.Status.SUCCESS
+    assert [str(one.principal) for one in secured.service.callers] == ["None", "client-1", "client-1"]
+    assert secured.entered == [None, "client-1"], "each connection is noted once"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from helpers.security.minting import MintedAuthority
 from helpers.serving.memory_proxies import MemoryProxies
 from helpers.virtual_time import virtual_time
 from test_thin_client import LoopClock, bits, written
@@ -16,7 +17,8 @@ from dlspark.serving.client.ownership import RETURN_S
 from dlspark.serving.client.settings import ThinClientSettings
 from dlspark.serving.process.membership import READ_PROXIES, WRITE_PROXIES, Announcement, ProxyEndpoint, proxy_member
 from dlspark.serving.protocol.operations import ReadBatch, Refusal, StatusCode, WriteRecords
-from metadata.foundation.errors import CallerError
+from metadata.foundation.errors import CallerError, MetadataUnavailableError
+from metadata.security.settings import SecuritySettings
 from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
 URI = "distributedlog://zk:2181/ns"
@@ -74,6 +76,28 @@ async def test_a_client_follows_the_proxies_that_are_announced():
 
 
 @virtual_time
+async def test_the_session_of_a_client_is_secured_as_its_settings_say(tmp_path, monkeypatch):
+    """It was opened as the environment said: in plain, though security was on."""
+    opened: list[SecuritySettings] = []
+
+    async def open_session(_servers, security, **_others):
+        opened.append(security)
+        raise MetadataUnavailableError("enough was seen")
+
+    monkeypatch.setattr("metadata.zookeeper.securing.open_session", open_session)
+    folder = str(MintedAuthority().folder(tmp_path / "client", "client"))
+    uri = "distributedlog://127.0.0.1:1/ns"
+    monkeypatch.setenv("DLSPARK_SECURITY", folder)
+    with pytest.raises(MetadataUnavailableError):
+        await AsyncClient.connect(uri, {"security": "off"})
+    monkeypatch.delenv("DLSPARK_SECURITY")
+    with pytest.raises(MetadataUnavailableError):
+        await AsyncClient.connect("a:1", {"security": "on", "securityDirectory": folder}, read_from=uri)
+    with pytest.raises(MetadataUnavailableError):
+        await AsyncClient.connect(uri, {"security": "on", "securityDirectory": folder})
+    assert [(one.security, one.security_directory) for one in opened] == [("off", ""), ("on", folder), ("on", folder)]
+
+
 async def test_a_namespace_without_a_proxy_is_waited_for_and_then_an_error():
     tree = MemoryTree()
     with pytest.raises(NoProxiesError, match="no proxy is announced"):

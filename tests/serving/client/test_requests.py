@@ -31,7 +31,7 @@ from dlspark.serving.client.requests import (
     RetryLimits,
     RoutedRequest,
 )
-from dlspark.serving.protocol.failures import error_of
+from dlspark.serving.protocol.failures import error_of, refusal_of
 from dlspark.serving.protocol.operations import (
     REASON_OF_NAME,
     Applied,
@@ -60,6 +60,7 @@ from dlspark.serving.routing.hosts import ProxyHost, Route
 from dlspark.serving.routing.other_routes import RegionChain, ServerOrder
 from dlspark.serving.routing.ring import BoundedRing
 from metadata.foundation.errors import DistributedLogError, InvariantViolation, OutcomeUnknownError
+from metadata.security.proofs import NotAuthenticatedError
 from storage_node.protocol.tables import Reaction
 
 READ = ReadBatch("s", ReadFrom.OLDEST)
@@ -403,6 +404,56 @@ def test_what_a_success_says_of_the_owner(request_: StreamRequest, answer: Done 
     way.owners.learn("s", "z:1" if isinstance(request_, CreateStream) else "a:1")
     way.answer(answer)
     assert way.owners.owner("s") == owner
+
+
+# ---------------------------------------------------------------------- proofs that are not taken
+
+
+UNPROVEN = refusal_of(NotAuthenticatedError("the certificate is revoked"))
+
+
+def unproven(way: Way) -> Way:
+    way.effect = way.way.failed(way.asked.attempt, way.now, sent=False, unproven=UNPROVEN)
+    return way
+
+
+def test_a_client_that_no_proxy_takes_hears_it_when_each_has_said_so() -> None:
+    way = unproven(unproven(Way()))
+    assert {way.asked.address, "a:1"} < {"a:1", "b:1", "c:1"}
+    assert unproven(way).finished == Finished(UNPROVEN)
+    error = error_of(UNPROVEN, stream="s")
+    assert isinstance(error, NotAuthenticatedError)
+
+
+def test_a_proxy_that_takes_the_proof_is_found_behind_others_that_do_not() -> None:
+    assert unproven(unproven(Way())).answer(RECEIPT).finished == Finished(RECEIPT)
+
+
+@pytest.mark.parametrize("first", ["unreachable", "unproven"])
+def test_a_proxy_that_cannot_be_reached_is_not_waited_for_where_the_others_refuse(first: str) -> None:
+    way = Way(hosts=("a:1", "b:1"))
+    way = unproven(way.fail(sent=False)) if first == "unreachable" else unproven(way).fail(sent=False)
+    assert way.finished == Finished(UNPROVEN)
+
+
+def test_a_proxy_that_ends_the_session_of_a_revoked_client_is_asked_once_more() -> None:
+    way = Way(hosts=("a:1",)).answer(UNAVAILABLE).resume()
+    assert unproven(way).finished == Finished(UNPROVEN)
+
+
+def test_an_earlier_doubt_is_not_forgotten_over_a_proof_that_is_not_taken() -> None:
+    way = Way(STAMPED, hosts=("a:1", "b:1")).fail(sent=True)
+    way = unproven(way)
+    while not isinstance(way.effect, Finished):
+        way = unproven(way.resume())
+    assert way.finished.in_doubt
+
+
+def test_a_request_whose_time_is_up_while_its_proxy_is_dialled_was_not_done() -> None:
+    way = Way()
+    way.effect = way.way.deadline_passed(101.0, sent=False)
+    assert not way.finished.in_doubt
+    assert isinstance(error_of(way.finished.for_caller, stream="s"), ProxyUnreachableError)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------- time, and doubt

@@ -17,7 +17,7 @@ from helpers.worlds.memory_cluster import MemoryCluster
 from prometheus_client import CollectorRegistry
 
 from dlspark.core.metrics.registries import Statistics
-from dlspark.errors import NotAuthenticatedError, ProxyLostError, ProxyUnreachableError
+from dlspark.errors import NotAuthenticatedError
 from dlspark.serving.bindings import frames_client
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.process import host
@@ -64,6 +64,7 @@ class SecuredTier:
             "securityDirectory": str(self.issue("proxy", "proxy")),
             "tlsClientAuthentication": str(proves).lower(),
             "tokenKeys": str(self.folder / "keys.json"),
+            "superUsers": "role:operator,user:etl",
         }
         for number in range(2):
             own = {"server_port": 0, "server_shard": number, "server_grpc_port": grpc_port if number == 0 else -1}
@@ -188,16 +189,16 @@ async def test_clients_that_prove_nothing_good_hear_why(tier: SecuredTier, tmp_p
     await tier.start(proves=True)
     foreign = MintedAuthority("Another authority")
     stranger = write_folder(tmp_path / "stranger", foreign.issue("operator", roles=["operator"]), tier.authority.pem)
-    async with tier.client(securityDirectory=str(stranger), requestTimeoutMs=1_500) as client:
-        with pytest.raises((ProxyUnreachableError, ProxyLostError), match="may refuse what it was shown"):
+    async with tier.client(securityDirectory=str(stranger), requestTimeoutMs=60_000) as client:
+        with pytest.raises(NotAuthenticatedError, match="refused"):
             await client.create("orders")
     believer = write_folder(tmp_path / "believer", tier.authority.issue("operator"), foreign.pem)
-    async with tier.client(securityDirectory=str(believer), requestTimeoutMs=1_500) as client:
-        with pytest.raises((ProxyUnreachableError, ProxyLostError), match="certificate is refused"):
+    async with tier.client(securityDirectory=str(believer), requestTimeoutMs=60_000) as client:
+        with pytest.raises(NotAuthenticatedError, match="certificate is refused"):
             await client.create("orders")
-    async with await AsyncClient.connect(",".join(tier.addresses), {"requestTimeoutMs": 1_500}) as client:
-        with pytest.raises((ProxyUnreachableError, ProxyLostError)):
-            await client.create("orders")
+    async with await AsyncClient.connect(",".join(tier.addresses), {"requestTimeoutMs": 60_000}) as client:
+        with pytest.raises(NotAuthenticatedError, match="the other end speaks TLS"):
+            await client.write("orders", b"nothing of it was done")
 
 
 async def test_an_expired_token_is_said_at_once(tier: SecuredTier, tmp_path: Path) -> None:
@@ -256,13 +257,13 @@ async def test_a_revoked_client_is_sent_away_while_others_work_on(tier: SecuredT
     lost = write_folder(tier.folder / "lost", pair, tier.authority.pem)
     other = tier.issue("operator", "operator")
     async with (
-        tier.client(securityDirectory=str(lost), requestTimeoutMs=2_000) as one,
+        tier.client(securityDirectory=str(lost), requestTimeoutMs=60_000) as one,
         tier.client(securityDirectory=str(other)) as two,
     ):
         await one.write("orders", b"one")
         await two.write("orders", b"two")
         replace_file(tier.folder / "proxy" / "revoked.pem", tier.authority.revoke(pair))
-        with pytest.raises((ProxyUnreachableError, ProxyLostError), match="may refuse what it was shown"):
+        with pytest.raises(NotAuthenticatedError, match="refused"):
             await asyncio.wait_for(_written_for_ever(one), 30)
         await two.write("orders", b"four")
 

@@ -141,6 +141,7 @@ async def test_a_change_of_rights_reaches_writers_and_readers_that_wait(tmp_path
     noted = [json.loads(line) for line in tier.trail.read_text().splitlines()]
     assert [(one["principal"], one["verb"], one["result"]) for one in noted] == [
         ("alice", "write", "refused"),
+        ("alice", "create", "allowed"),
         ("bob", "write", "refused"),
         ("alice", "write", "refused"),
     ]
@@ -157,6 +158,27 @@ async def test_who_may_write_and_not_create_makes_no_log_and_keeps_nobody_from_m
         assert is_denied(await tier.asked(tier.write_proxy.host, CreateStream("orders"), "alice"))
         assert isinstance(await tier.write(who="bob"), WriteReceipt)
         assert isinstance(await tier.write(), WriteReceipt)
+    noted = [json.loads(line) for line in tier.trail.read_text().splitlines()]
+    assert [(one["principal"], one["verb"], one["result"]) for one in noted] == [
+        ("alice", "create", "refused"),
+        ("alice", "create", "refused"),
+        ("bob", "create", "allowed"),
+    ]
+
+
+@virtual_time
+async def test_a_log_is_made_for_who_may_although_another_asked_first(tmp_path: Path) -> None:
+    """The first caller's right counted for all who waited: it could keep others from making the log."""
+    async with guarded(tmp_path) as tier:
+        await tier.rights.change(add=[allowed(Verb.WRITE), allowed(Verb.WRITE, Verb.CREATE, to="bob")])
+        await asyncio.sleep(REACHES_S)
+        writes = [
+            tier.asked(tier.write_proxy.host, WriteRecords("orders-2", (b"x",)), who)
+            for who in ("alice", "bob", "alice")
+        ]
+        assert [type(await one) for one in writes] == [WriteReceipt, WriteReceipt, WriteReceipt]
+    (line,) = [json.loads(line) for line in tier.trail.read_text().splitlines()]
+    assert (line["principal"], line["verb"], line["log"], line["result"]) == ("bob", "create", "orders-2", "allowed")
 
 
 @virtual_time

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.security.minting import MintedAuthority
 
 from dlspark.errors import SettingsError
 from dlspark.serving.client.settings import ThinClientSettings
@@ -75,6 +76,23 @@ def test_a_thin_client_is_secured_or_not(tmp_path: Path, monkeypatch: pytest.Mon
     assert ThinClientSettings().credentials() is None
     over = ThinClientSettings.from_mapping({"security": "on", "securityDirectory": "/i"}).with_values({"clientId": "a"})
     assert (over.tls.security, over.client_id) == ("on", "a")
+
+
+def test_other_proxies_are_let_in_whatever_roles_clients_need(tmp_path: Path) -> None:
+    """With authorizedRoles=client,operator no log could be handed over."""
+    authority = MintedAuthority()
+    folder = str(authority.folder(tmp_path / "proxy", "proxy-1", roles=["proxy"], hosts=["localhost"]))
+    given = {"security": "on", "securityDirectory": folder, "authorizedRoles": "app"}
+    authentication = ReadProxySettings.from_mapping(given).security.authentication()
+    assert authentication is not None
+
+    def objection(*roles: str) -> str | None:
+        der = authority.issue("other", roles=roles).der
+        return authentication.objection(authentication.arrived("a:1", der, secured=True))
+
+    assert objection("proxy") is None
+    assert objection("app") is None
+    assert objection("client") is not None
 
 
 def test_a_member_says_that_it_speaks_tls_and_others_know_it_by_that() -> None:

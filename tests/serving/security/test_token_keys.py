@@ -19,6 +19,7 @@ from dlspark.serving.security.token_keys import (
     ALGORITHMS,
     MAX_KEYS_BYTES,
     KeyAddress,
+    KeyFile,
     KeysRefusedError,
     TokenKeys,
     read_keys,
@@ -36,6 +37,8 @@ def test_keys_for_something_else_are_left_out() -> None:
     unused: list[object] = [
         {**PUBLIC, "kid": "a", "use": "enc"},
         {**PUBLIC, "kid": "b", "key_ops": ["encrypt"]},
+        {**PUBLIC, "kid": "n", "key_ops": None},
+        {**PUBLIC, "kid": "i", "key_ops": 7},
         {**PUBLIC, "kid": "c", "alg": "ES512"},
         {**PUBLIC, "kid": "d", "alg": "none"},
         {**PUBLIC, "kid": "e", "crv": "secp256k1"},
@@ -48,8 +51,7 @@ def test_keys_for_something_else_are_left_out() -> None:
         "text",
     ]
     assert set(read_keys(keys(*unused, PUBLIC), ALGORITHMS, "here")) == {"one"}
-    with pytest.raises(KeysRefusedError, match="no key"):
-        read_keys(keys(*unused), ALGORITHMS, "here")
+    assert not read_keys(keys(*unused), ALGORITHMS, "here")
 
 
 @pytest.mark.filterwarnings("ignore::joserfc.errors.SecurityWarning")
@@ -57,8 +59,38 @@ def test_a_short_rsa_key_is_left_out() -> None:
     from cryptography.hazmat.primitives.asymmetric import rsa
 
     key = RSAKey.import_key(rsa.generate_private_key(65537, 1024))  # type: ignore[arg-type]
-    with pytest.raises(KeysRefusedError, match="no key"):
-        read_keys(keys({**key.as_dict(private=False), "kid": "rsa"}), ALGORITHMS, "here")
+    assert not read_keys(keys({**key.as_dict(private=False), "kid": "rsa"}), ALGORITHMS, "here")
+
+
+def test_the_last_key_that_is_taken_out_vouches_for_nothing_any_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stayed for a day: a set without a key was taken for one that cannot be read."""
+    place = tmp_path / "keys.json"
+    place.write_bytes(keys(PUBLIC))
+    held = TokenKeys(KeyFile(str(place)), ALGORITHMS, 86_400, lambda: 0.0)
+    held.start()
+    place.write_bytes(b"{")
+    held.refresh()
+    assert set(held.current()) == {"one"}
+    for left in ((), ({**PUBLIC, "use": "enc"},)):
+        place.write_bytes(keys(PUBLIC))
+        held.refresh()
+        assert set(held.current()) == {"one"}
+        place.write_bytes(keys(*left))
+        held.refresh()
+        assert not held.current()
+    assert "every token is refused" in caplog.text
+    with pytest.raises(SettingsError, match="no key"):
+        TokenKeys(KeyFile(str(place)), ALGORITHMS, 86_400, lambda: 0.0).start()
+
+
+@pytest.mark.parametrize(
+    "address", ["https://h:no", "https://h:99999/", "https://h/\u00e4", "https://h/ x", "https://[h"]
+)
+def test_an_address_that_is_none_keeps_a_server_from_starting(address: str) -> None:
+    with pytest.raises(SettingsError, match="tokenKeys"):
+        KeyAddress(address)
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,7 @@ async def test_plain_frames_on_a_secured_port_are_never_heard(caplog: pytest.Log
         await until(lambda: client.closed, every_s=0)
         assert not served.peers
         assert "the peer does not speak TLS" in caplog.text
+        assert "the other end speaks TLS" in caplog.text, "the plain side hears why"
 
 
 async def test_a_handshake_that_does_not_end_in_time_is_cut(caplog: pytest.LogCaptureFixture) -> None:

@@ -59,11 +59,13 @@ from dlspark.serving.write_proxy.streams.model import (
     step,
 )
 from dlspark.serving.write_proxy.streams.stream_host import (
+    MayCreate,
     StreamHost,
     check_permitted,
     permissions_of,
 )
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.owner_names import gives_way
 from metadata.distributedlog.permissions import ALLOW_ALL, Permissions, RequestDeniedError
 from metadata.foundation.errors import DistributedLogError
@@ -88,6 +90,8 @@ class ProxyStream:
         limiter: its own limits, which the service checks.
         lock_timeout_s: how long to wait for another owner of the log to give it up; 0: not at all.
         create_missing: make the log where there is none.
+        may_create: whether a caller may make it, asked and noted once it is known that there is none, of those who wait
+            then: one without the right keeps nobody else from making it. None: anybody may.
 
     All calls come from one event loop; none of them waits.
     """
@@ -100,6 +104,7 @@ class ProxyStream:
         *,
         lock_timeout_s: int = 0,
         create_missing: bool = True,
+        may_create: MayCreate | None = None,
     ) -> None:
         self.name = name
         self.limiter = limiter
@@ -113,6 +118,7 @@ class ProxyStream:
         self._loop = asyncio.get_running_loop()
         self._lock_timeout_s = lock_timeout_s
         self._create_missing = create_missing
+        self._may_create = may_create
         self._waiting: deque[TakenRequest] = deque()
         self._opening: TakenRequest | None = None
         """The request whose record sets are opened in a thread: what comes behind it waits."""
@@ -420,8 +426,24 @@ class ProxyStream:
         return wanted and (gives_way(owner) or self._host.is_former(owner, self._loop.time()))
 
     async def _open_log(self, lock_timeout_s: int) -> None:
+        may_create = self._may_create
+        if may_create is None:
+            return await self._open_log_as(lock_timeout_s, create_missing=self._create_missing)
+        try:
+            await self._open_log_as(lock_timeout_s, create_missing=False)
+        except LogNotFoundError:
+            waiting = (taken.caller for taken in self._waiting if not isinstance(taken.request, DeleteStream))
+            callers = list(dict.fromkeys(waiting))
+            makers = [one for one in callers if may_create(one, self.name, noted=False)]
+            for one in makers[:1] or callers:
+                may_create(one, self.name, noted=True)
+            if not makers:
+                raise
+            await self._open_log_as(lock_timeout_s, create_missing=True)
+
+    async def _open_log_as(self, lock_timeout_s: int, *, create_missing: bool) -> None:
         host = self._host
-        log = await host.namespace.open_log(self.name, self._overrides(lock_timeout_s))
+        log = await host.namespace.open_log(self.name, self._overrides(lock_timeout_s, create_missing=create_missing))
         try:
             await self.refresh_permissions()
             writer = await log.open_writer(host.location, producers=True, gaps_allowed=host.settings.gaps_allowed)
@@ -433,13 +455,13 @@ class ProxyStream:
         settings = host.settings
         self._execution = Execution(writer, self, settings.entries_under_way, settings.producers_per_client)
 
-    def _overrides(self, lock_timeout_s: int) -> dict[str, Value]:
+    def _overrides(self, lock_timeout_s: int, *, create_missing: bool) -> dict[str, Value]:
         """Return the settings of a log that a proxy writes, where they differ from the namespace's."""
         settings = self._host.namespace.settings
         overrides: dict[str, Value] = {"lockTimeoutSeconds": lock_timeout_s}
         if "output_buffer_bytes" not in settings.given:
             overrides["writerOutputBufferSize"] = ENTRY_BYTES
-        if not self._create_missing:
+        if not create_missing:
             overrides["createStreamIfNotExists"] = False
         return overrides
 

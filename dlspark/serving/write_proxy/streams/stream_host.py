@@ -83,6 +83,14 @@ class HostedStream(Protocol):
         ...
 
 
+class MayCreate(Protocol):
+    """May what a caller asks make the log, where there is none?"""
+
+    def __call__(self, caller: Caller, stream: str, *, noted: bool) -> bool:
+        """Return whether it may. `noted`: there is no such log, and the audit trail is to have the decision."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class StreamHost:
     """What does a stream share with all others of its proxy, and which functions does it call when it changes?"""

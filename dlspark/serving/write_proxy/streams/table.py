@@ -22,7 +22,7 @@ from dlspark.serving.write_proxy.settings import WriteProxySettings
 from dlspark.serving.write_proxy.streams.execution import RequestsUnderWay
 from dlspark.serving.write_proxy.streams.limits import AcquireLimit, LimitValues, PartitionCounts, WriteLimiter
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
-from dlspark.serving.write_proxy.streams.stream_host import HostedStream, StreamHost
+from dlspark.serving.write_proxy.streams.stream_host import HostedStream, MayCreate, StreamHost
 from metadata.foundation.tasks import end_tasks
 from storage_node.transport.turns import Turns
 
@@ -116,12 +116,26 @@ class StreamTable:
 
     # ------------------------------------------------------------------ coming and going
 
-    def add(self, name: str, *, lock_timeout_s: int = 0, create_missing: bool = True) -> ProxyStream:
+    def add(
+        self,
+        name: str,
+        *,
+        lock_timeout_s: int = 0,
+        create_missing: bool = True,
+        may_create: MayCreate | None = None,
+    ) -> ProxyStream:
         """Return a stream that is not here; the arguments are those of `ProxyStream`. Raises where it is not taken."""
         self._check_accepts(name)  # before anything of it is kept: names come from clients
         values = LimitValues.of_stream(self._settings_of(name))
         limiter = WriteLimiter("stream", values, self._loop.time(), self.counts)
-        stream = ProxyStream(name, self.host, limiter, lock_timeout_s=lock_timeout_s, create_missing=create_missing)
+        stream = ProxyStream(
+            name,
+            self.host,
+            limiter,
+            lock_timeout_s=lock_timeout_s,
+            create_missing=create_missing,
+            may_create=may_create,
+        )
         self._streams[name] = stream
         self._cached.add(name)
         if self._refreshing is None and self.host.namespace.services.permissions is not None:
