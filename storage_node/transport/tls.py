@@ -415,5 +415,6 @@ def tls_error(error: Exception) -> TlsError:
     if isinstance(error, ssl.SSLEOFError):
         return TlsError("the peer broke off without ending TLS")
     if isinstance(error, ssl.SSLError):
-        return TlsError(_REASONS.get(error.reason, f"TLS failed: {error.reason or error}"))
+        reason = str(getattr(error, "reason", None) or "")  # an error that is not OpenSSL's has none
+        return TlsError(_REASONS.get(reason, f"TLS failed: {reason or error}"))
     return TlsError(f"the connection broke: {error}")
