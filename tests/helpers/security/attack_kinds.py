@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import json
 import ssl
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 
-from helpers.security.attacked import Attacked, by_itself, issued_by
+from joserfc.jwk import ECKey
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.serving.protocol.operations import (
+    AcceptStreams,
+    BeginEpoch,
+    CreateStream,
+    DeleteStream,
+    Heartbeat,
+    MoveStream,
+    ReadBatch,
+    ReadFrom,
+    ReleaseStream,
+    Request,
+    SetFencingToken,
+    TakeStream,
+    TruncateStream,
+    WriteRecords,
+)
+from helpers.security.attacked import Attacked, base64_of, by_itself, issued_by
 from helpers.security.minting import SERVER, MintedAuthority, now, replace_file
 
 HANDSHAKES = {
@@ -26,6 +50,83 @@ HANDSHAKES = {
 
 PIECES = ("plain request", "noise", "a cut hello", "a replayed session", "an endless hello", "an alert")
 """What is sent where a handshake is to be."""
+
+
+TOKENS: dict[str, Callable[[Attacked], str]] = {
+    "alg none": lambda world: unsigned(world, "none"),
+    "alg NONE": lambda world: unsigned(world, "NONE"),
+    "an HMAC of the public key": lambda world: by_hmac(world),
+    "signed with another key": lambda world: world.token({}, key=ECKey.generate_key("P-256")),
+    "changed after it was signed": lambda world: changed(world.token({})),
+    "an unknown kid": lambda world: world.token({}, {"kid": "other"}),
+    "no kid": lambda world: world.token({}, {"kid": None}),
+    "a kid that is a path": lambda world: world.token({}, {"kid": "../../dev/null"}),
+    "jku": lambda world: world.token({}, {"jku": "https://evil.example/keys"}),
+    "jku of a file": lambda world: world.token({}, {"jku": "file:///etc/passwd"}),
+    "x5u": lambda world: world.token({}, {"x5u": "https://evil.example/chain"}),
+    "x5c": lambda world: world.token({}, {"x5c": ["AAAA"]}),
+    "jwk": lambda world: with_own_key(world),
+    "crit": lambda world: world.token({}, {"crit": ["exp"]}),
+    "another issuer": lambda world: world.token({"iss": "evil"}),
+    "no issuer": lambda world: world.token({"iss": None}),
+    "another audience": lambda world: world.token({"aud": "others"}),
+    "no audience": lambda world: world.token({"aud": None}),
+    "expired": lambda world: world.token({"nbf": world.now_s() - 600, "exp": world.now_s() - 60}),
+    "not yet valid": lambda world: world.token({"nbf": world.now_s() + 200}),
+    "without an end": lambda world: world.token({"exp": None}),
+    "good for a year": lambda world: world.token({"exp": world.now_s() + 365 * 86_400}),
+    "revoked": lambda world: world.token({"jti": REVOKED}),
+    "noise": lambda world: "noise.noise.noise",
+}
+"""Tokens that prove nothing."""
+
+REVOKED = "a token that was revoked"
+
+
+def unsigned(world: Attacked, algorithm: str) -> str:
+    """Return a token that says that it is not signed."""
+    head = base64_of(json.dumps({"alg": algorithm, "kid": "ours"}).encode())
+    return f"{head}.{world.token({}).split('.')[1]}."
+
+
+def by_hmac(world: Attacked) -> str:
+    """Return a token whose secret is the key that everybody may know."""
+    head = base64_of(json.dumps({"alg": "HS256", "kid": "ours"}).encode())
+    body = f"{head}.{world.token({}).split('.')[1]}"
+    mac = hmac.new(world.key.as_pem(private=False), body.encode(), hashlib.sha256).digest()
+    return f"{body}.{base64_of(mac)}"
+
+
+def changed(token: str) -> str:
+    """Return it with another name in it."""
+    head, claims, signature = token.split(".")
+    said = json.loads(base64.urlsafe_b64decode(claims + "=="))
+    return f"{head}.{base64_of(json.dumps({**said, 'sub': 'root', 'roles': ['operator']}).encode())}.{signature}"
+
+
+def with_own_key(world: Attacked) -> str:
+    """Return a token that brings the key with which it is to be verified."""
+    own = ECKey.generate_key("P-256", {"kid": "ours"})
+    return world.token({}, {"jwk": own.as_dict(private=False)}, own)
+
+
+REQUESTS: dict[str, tuple[Request, str | None]] = {
+    "read": (ReadBatch("orders", ReadFrom.OLDEST), None),
+    "write": (WriteRecords("orders", (b"x",)), None),
+    "begin an epoch of a producer": (BeginEpoch("orders", "producer"), None),
+    "set a fencing token": (SetFencingToken("orders", b"t"), None),
+    "heartbeat": (Heartbeat("orders"), None),
+    "truncate": (TruncateStream("orders", DLSN(1, 0, 0)), None),
+    "create": (CreateStream("orders"), "Create"),
+    "delete": (DeleteStream("orders"), "Delete"),
+    "release": (ReleaseStream("orders"), "Release"),
+    "move": (MoveStream("orders", "host:1"), None),
+    "take over": (TakeStream("orders", "host:1"), None),
+    "close a proxy": (AcceptStreams(False), None),
+    "delete her own": (DeleteStream("hers"), "Delete"),
+    "create above her own": (CreateStream("hers/../orders"), "Create"),
+}
+"""What somebody with a proof and without a right asks, and by which method of gRPC that has no fields but the log."""
 
 
 async def handshake(world: Attacked, kind: str) -> tuple[ssl.SSLContext, str]:

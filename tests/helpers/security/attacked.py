@@ -4,6 +4,7 @@ clients of each. What is attacked in test_attacks.py."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import socket
 import ssl
@@ -15,6 +16,8 @@ from functools import partial
 from pathlib import Path
 
 import grpc
+from joserfc.jwk import ECKey
+from joserfc.jws import JWSRegistry
 
 from dlspark.serving.bindings.frames_client import FramesClient
 from dlspark.serving.bindings.frames_server import FramesServer, frames_network
@@ -28,7 +31,6 @@ from dlspark.serving.protocol.request_frames import encode_request
 from dlspark.serving.protocol.rpc_requests import SERVICE
 from dlspark.serving.security.authentication import Authentication
 from dlspark.serving.security.credentials import ClientCredentials
-from dlspark.serving.security.token_issuing import SigningKey
 from dlspark.serving.security.tokens import TokenSettings
 from helpers.bookie.harness import KEY, BookieCluster, WireClient, entry
 from helpers.security.minting import MintedAuthority, MintedPair, write_folder
@@ -81,8 +83,8 @@ class Attacked:
         self.server_folder = self.authority.folder(
             folder / "server", "server-1", roles=["proxy"], hosts=HOSTS, revoked=self.authority.revoke()
         )
-        self.key = SigningKey.make("ES256")
-        self.key.publish(folder / "keys.json")
+        self.key = ECKey.generate_key("P-256", {"kid": "ours"})
+        (folder / "keys.json").write_text(json.dumps({"keys": [self.key.as_dict(private=False)]}))
         self.revoked_tokens = folder / "revoked"
         self.revoked_tokens.write_text("")
         self.trail = AuditTrail(folder / "audit.log", max_bytes=1 << 20, files=2)
@@ -249,6 +251,18 @@ class Attacked:
         self.ending.push_async_callback(channel.close)
         return Calls(channel)
 
+    def token(
+        self, claims: dict[str, object], header: dict[str, object] | None = None, key: ECKey | None = None
+    ) -> str:
+        """Return a token that a key has signed, whatever it says; claims and headers of None are left out."""
+        now_s = int(self.now_s())
+        good = {"iss": "dlspark", "aud": "dlspark", "sub": "mallory", "roles": ["client"], "nbf": now_s - 5}
+        said = {**good, "exp": now_s + 300, **claims}
+        head = {"alg": "ES256", "kid": "ours", "typ": "JWT", **(header or {})}
+        parts = [{name: one for name, one in part.items() if one is not None} for part in (head, said)]
+        body = ".".join(base64_of(json.dumps(part).encode()) for part in parts)
+        return f"{body}.{base64_of(JWSRegistry.algorithms['ES256'].sign(body.encode(), key or self.key))}"
+
     # ------------------------------------------------------------------ bytes
 
     def request(self, door: str) -> bytes:
@@ -332,6 +346,11 @@ class Calls:
         )
         answer = await asyncio.wait_for(call(message, metadata=metadata), ANSWER_S)
         return int(answer.status.code)
+
+
+def base64_of(data: bytes) -> str:
+    """Return it as tokens have it."""
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
 def until_answered(sock: socket.socket, pieces: int) -> bytes:
