@@ -39,11 +39,11 @@ async def _attacked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[A
         await made.stop()
 
 
-@pytest.fixture(name="world")
-def _world(attacked: Attacked) -> Attacked:
+@pytest_asyncio.fixture(name="world", loop_scope="module")
+async def _world(attacked: Attacked) -> AsyncIterator[Attacked]:
     """The same servers for all, with nothing noted yet."""
-    attacked.forget()
-    return attacked
+    yield attacked
+    await attacked.forget()
 
 
 async def test_who_proves_itself_is_heard_at_every_door(world: Attacked) -> None:
@@ -152,7 +152,8 @@ async def test_what_nobody_allowed_is_refused(kind: str, door: str, world: Attac
         assert answer.code is StatusCode.REQUEST_DENIED
         assert await client.call(CreateStream("hers")) == Done()
     else:
-        assert method is not None and stream is not None
+        assert method is not None
+        assert stream is not None
         calls = await world.calls(pair)
         assert await calls.ask(method, pb.StreamRequest(stream=stream)) == pb.Status.REQUEST_DENIED
         assert await calls.create("hers") == pb.Status.SUCCESS
@@ -284,8 +285,7 @@ async def test_a_token_is_not_good_again_after_its_end(kind: str, door: str, wor
     if door == "frames":
         with pytest.raises(DistributedLogError):
             await world.frames_client(world.credentials(pair, Secret(token)))
-        answer = await _answer_or_end(client)
-        assert answer is None or isinstance(answer, Refusal)
+        await until(lambda: _ends(client))
     else:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await calls.create("hers", bearer)
@@ -294,11 +294,12 @@ async def test_a_token_is_not_good_again_after_its_end(kind: str, door: str, wor
     assert any(kind in str(line["reason"]) for line in world.refusals())
 
 
-async def _answer_or_end(client: FramesClient) -> object:
+async def _ends(client: FramesClient) -> bool:
+    """Connections are looked at several times a second here."""
     try:
-        return await client.call(CreateStream("hers"))
+        return isinstance(await client.call(CreateStream("hers")), Refusal)
     except DistributedLogError:
-        return None
+        return True
 
 
 @pytest.mark.parametrize("door", ["frames", "gRPC"])

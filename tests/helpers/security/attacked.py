@@ -95,6 +95,8 @@ class Attacked:
         self.cluster = BookieCluster(folder)
         self.ports: dict[str, int] = {}
         self.ending = AsyncExitStack()
+        self.guests = AsyncExitStack()
+        """Clients of one test."""
         self.bookie: Bookie
         self._honest: dict[str, Callable[[], Awaitable[bool]]] = {}
         self._seen = 0
@@ -176,6 +178,7 @@ class Attacked:
             "page": page.port,
         }
         await self._connect_honest()
+        self.ending.push_async_exit(self.guests.pop_all())
 
     async def stop(self) -> None:
         """End everything."""
@@ -241,14 +244,14 @@ class Attacked:
         """Return a thin client."""
         address = f"127.0.0.1:{self.ports['frames']}"
         client = await FramesClient.connect(TcpNetwork(), address, credentials=credentials)
-        self.ending.push_async_callback(client.close)
+        self.guests.push_async_callback(client.close)
         return client
 
     async def calls(self, pair: MintedPair) -> Calls:
         """Return a client of gRPC."""
         credentials = grpc.ssl_channel_credentials(self.authority.pem, pair.key_pem, pair.certificate_pem)
         channel = grpc.aio.secure_channel(f"localhost:{self.ports['gRPC']}", credentials)
-        self.ending.push_async_callback(channel.close)
+        self.guests.push_async_callback(channel.close)
         return Calls(channel)
 
     def token(
@@ -319,8 +322,9 @@ class Attacked:
             lines = [json.loads(line) for line in file]
         return [line for line in lines if line["result"] == "refused"]
 
-    def forget(self) -> None:
-        """Count what was noted and asked until now no more."""
+    async def forget(self) -> None:
+        """Send the clients of a test away, and count what was noted and asked until now no more."""
+        await self.guests.aclose()
         self.trail.flush()
         self._seen = (self.folder / "audit.log").stat().st_size
         self.service.requests.clear()
