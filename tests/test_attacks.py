@@ -24,8 +24,20 @@ from dlspark.serving.protocol.operations import CreateStream, Done, Handshake, R
 from metadata.foundation.errors import DistributedLogError
 from metadata.security.proofs import NotAuthenticatedError
 from metadata.security.secrets import Secret
+from storage_node.bookie.node.endpoints import answer
 from storage_node.protocol.schema import Status
 
+PATHS = (
+    "/../../etc/passwd",
+    "/metrics/../../etc/passwd",
+    "/%2e%2e/%2e%2e/etc/passwd",
+    "//etc/passwd",
+    "file:///etc/passwd",
+    "http://127.0.0.1/heartbeat",
+    "/heartbeat\0",
+    "\\..\\..",
+    "",
+)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -337,6 +349,15 @@ async def test_a_squatted_ledger_keeps_its_owner_out_of_nothing_else(world: Atta
     assert await owner.add(entry(77, 1)) is Status.EUA
     assert await owner.add(entry(78, 0)) is Status.EOK
     await world.unaffected("node")
+
+
+# ---------------------------------------------------------------------- pages
+
+
+async def test_no_path_leads_out_of_the_pages(world: Attacked) -> None:
+    for path in PATHS:
+        assert answer(world.bookie, path) is None, path
+    assert answer(world.bookie, "/heartbeat") is not None
 
 
 # ---------------------------------------------------------------------- helpers
