@@ -66,6 +66,7 @@ class ShutLink(PretendedLink):
 
     secured = False
     certificate: bytes | None = None
+    between_frames = True
 
     def __init__(self) -> None:
         super().__init__()
