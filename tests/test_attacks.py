@@ -340,6 +340,10 @@ async def test_a_ledger_of_others_is_neither_written_nor_fenced_without_its_pass
         assert (await mallory.fence(OURS, key=key)).status is Status.EUA
         assert await mallory.write_lac(OURS, 5_000, key=key) is Status.EUA
     await world.unaffected("node")
+    noted = [(line["principal"], line["request"], "another key" in str(line["reason"])) for line in world.refusals()]
+    assert sorted(noted) == sorted(
+        [("mallory", asked, True) for asked in ("AddRequest", "WriteLacRequest", "fence")] * 5
+    )
 
 
 async def test_a_squatted_ledger_keeps_its_owner_out_of_nothing_else(world: Attacked) -> None:
@@ -348,6 +352,8 @@ async def test_a_squatted_ledger_keeps_its_owner_out_of_nothing_else(world: Atta
     assert await mallory.add(entry(77, 0), key=bytes(20)) is Status.EOK
     assert await owner.add(entry(77, 1)) is Status.EUA
     assert await owner.add(entry(78, 0)) is Status.EOK
+    (line,) = world.refusals()
+    assert (line["principal"], "ledger 77" in str(line["reason"])) == ("o", True)
     await world.unaffected("node")
 
 
