@@ -150,7 +150,8 @@ class HttpServer:
         try:
             await stream.shake_hands()
         except ssl.SSLError as error:
-            self._tell(peer, tls_error(error).message)
+            # Without `reason`: an error that is not OpenSSL's.
+            self._tell(peer, tls_error(error).message if getattr(error, "reason", None) else str(error))
             raise
         except asyncio.CancelledError:
             self._tell(peer, "the handshake took too long, or made room for others")

@@ -415,6 +415,5 @@ def tls_error(error: Exception) -> TlsError:
     if isinstance(error, ssl.SSLEOFError):
         return TlsError("the peer broke off without ending TLS")
     if isinstance(error, ssl.SSLError):
-        reason = str(getattr(error, "reason", None) or "")  # an error that is not OpenSSL's has none
-        return TlsError(_REASONS.get(reason, f"TLS failed: {reason or error}"))
+        return TlsError(_REASONS.get(error.reason, f"TLS failed: {error.reason or error}"))
     return TlsError(f"the connection broke: {error}")
