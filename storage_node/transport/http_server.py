@@ -24,6 +24,7 @@ from http import HTTPStatus
 from typing import Final, Protocol, TypeVar
 
 from metadata.foundation.tasks import end_tasks
+from storage_node.transport.tls import tls_error
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class HttpServer:
             await stream.shake_hands()
         except ssl.SSLError as error:
             # Without `reason`: an error that is not OpenSSL's.
-            self._tell(peer, str(getattr(error, "reason", None) or error).replace("_", " ").lower())
+            self._tell(peer, tls_error(error).message if getattr(error, "reason", None) else str(error))
             raise
         except asyncio.CancelledError:
             self._tell(peer, "the handshake took too long, or made room for others")

@@ -70,7 +70,7 @@ class ServedConnection:
         self.dialect = VERSION_THREE
         self.principal: Principal | None = None
         """Who the client has proved to be, where that was asked for."""
-        self._requester = Requester(node, link, self._go_on_in_turn)
+        self._requester = Requester(node, link, self._go_on_in_turn, lambda: self.principal)
         self.flow = self._requester.flow
         self._quick_add = VERSION_THREE.quick_add
         self._add_gate = node.limits.adds if node.limits.adds.limit else None
@@ -284,6 +284,8 @@ class ServedConnection:
                 gate.take()
             self.flow.in_flight += len(request.body) + REQUEST_BYTES
         else:
+            if status is Status.EUA:
+                self._requester.note_another_key(int.from_bytes(request.body[:8], "big"), "AddRequest")
             self.link.send(dialect_of(request).added(request, status))
         return None
 

@@ -55,6 +55,8 @@ def write_lac(requester: Requester, request: WriteLacRequest) -> Wait | None:
     if status is Status.EOK:
         requester.flow.in_flight += REQUEST_BYTES
     else:
+        if status is Status.EUA:
+            requester.note_another_key(request.ledger_id, "WriteLacRequest")
         requester.link.send(answer(status=status))
     return None
 

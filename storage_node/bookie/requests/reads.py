@@ -113,6 +113,7 @@ def _fence(requester: Requester, request: ReadRequest) -> None:
 
 async def _refuse_stranger(requester: Requester, request: ReadRequest | BatchReadRequest) -> None:
     """Answer a fence with another key once the ledger's own is durable: a crash must not make room for it (D19)."""
+    requester.note_another_key(request.ledger_id, "fence")
     await requester.storage.key_durable(request.ledger_id)
     if isinstance(request, BatchReadRequest):
         requester.link.send(refuse_batch(request, Status.EUA))

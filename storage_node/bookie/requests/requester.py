@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Protocol, TypeAlias
 
+from metadata.security.audit import Noted
+from metadata.security.principals import Principal
 from storage_node.bookie.requests.limits import REQUEST_BYTES, TASK_BYTES, Flow, NodeLimits
 from storage_node.bookie.store.storage import Storage
 from storage_node.bookie.store.waiters import MAX_CONNECTION_POLLS, PollLine
@@ -51,6 +53,11 @@ class NodeServices(Protocol):
         ...
 
     @property
+    def noted(self) -> Noted:
+        """Where refusals are noted."""
+        ...
+
+    @property
     def read_only(self) -> bool:
         """True while adds and explicit LACs are refused."""
         ...
@@ -72,9 +79,16 @@ class Requester:
         node: the services of its node.
         link: where its answers go.
         go_on: called when what stopped the connection may be over.
+        principal: returns who the client has proved to be; None where that was not asked for.
     """
 
-    def __init__(self, node: NodeServices, link: Link, go_on: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        node: NodeServices,
+        link: Link,
+        go_on: Callable[[], None],
+        principal: Callable[[], Principal | None],
+    ) -> None:
         self.node = node
         self.storage = node.storage
         self.link = link
@@ -84,12 +98,26 @@ class Requester:
         self.listing = asyncio.Lock()
         """Held by the task that makes the list of a ledger's entries, one at a time for each connection."""
         self._reads = node.limits.reads
+        self._principal = principal
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def acknowledge(self, answer: bytes) -> None:
         """Acknowledge an add, for which `in_flight` counts REQUEST_BYTES: its record is durable."""
         self.link.send(answer)
         self.flow.done(REQUEST_BYTES)
+
+    def note_another_key(self, ledger_id: int, asked: str) -> None:
+        """Note a request that is refused for its key: somebody guesses, or takes a ledger of others for its own."""
+        principal = self._principal()
+        self.node.noted.note(
+            "request",
+            allowed=False,
+            reason=f"ledger {ledger_id} has another key: the password is wrong",
+            principal=principal.name if principal is not None else None,
+            scheme=principal.scheme.value if principal is not None else None,
+            peer=self.link.peer,
+            request=asked,
+        )
 
     def spawn(self, work: Coroutine[object, object, None], cost: int) -> None:
         """Run what has to wait as a task of this connection; its answer takes about `cost` bytes."""

@@ -11,28 +11,16 @@ import os
 import random
 import socket
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from helpers.bookie.damaged_frames import REQUESTS, RESPONSES, body
-from helpers.bookie.fuzzed_connection import PretendedLink
-from helpers.bookie.harness import BookieCluster
-from helpers.security.minting import MintedAuthority, secured_by
+from helpers.security.fuzzing import ShutLink, damaged, gate_frame, shut_node
 from helpers.security.secured_network import client_context, server_context
 from helpers.waiting import until
 
-from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.security.exchange import ChannelFacts, Exchange, Step
-from metadata.security.principals import Principal
-from metadata.security.sasl.machine import SaslError
-from metadata.zookeeper.memory import MemoryStore
-from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.requests.gate import SecurityGate
 from storage_node.edge import FrameHandler, Link
 from storage_node.errors import ProtocolError
-from storage_node.protocol.encoding import encode_auth_request, encode_start_tls_request
 from storage_node.transport.tcp import TcpNetwork
 from storage_node.transport.tls import TlsEntrance
 
@@ -40,71 +28,17 @@ FRAMES = 2_000
 HANDSHAKES = 60
 
 
-class ShutLink(PretendedLink):
-    """Says whether anything was let through; TLS never stands on it."""
-
-    secured = False
-    certificate: bytes | None = None
-    between_frames = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.opened = False
-
-    def deliver_to(self, handler: FrameHandler) -> None:
-        self.opened = True
-
-    def start_tls(self, terms: object, ended: object) -> None:
-        self.closed = True
-
-
-class Nobody:
-    """Lets nobody in."""
-
-    plugin = "sasl"
-
-    def begin(self, facts: ChannelFacts) -> Exchange:
-        return self
-
-    def step(self, payload: bytes) -> Step:
-        raise SaslError("not this one")
-
-    def still(self, principal: Principal) -> str | None:
-        return "not this one"
-
-
-@asynccontextmanager
-async def a_node(tmp_path: Path) -> AsyncIterator[Bookie]:
-    folder = MintedAuthority().folder(tmp_path / "identity", "node", roles=["node"], hosts=["127.0.0.1"])
-    cluster = BookieCluster(tmp_path)
-    store = MemoryStore(cluster.tree)
-    await LedgerStore(store).format()
-    yield await cluster.start(security=secured_by(folder), authenticators={"sasl": Nobody()})
-    await cluster.close()
-    await store.close()
-
-
-def frame(r: random.Random) -> bytes:
-    """Return what a gate has to judge: a damaged message, or one of those that it may hear."""
-    kind = r.random()
-    if kind < 0.05:
-        return encode_start_tls_request(r.getrandbits(32))[4:]
-    if kind < 0.15:
-        return encode_auth_request(r.getrandbits(32), r.choice(("sasl", "other", "")), r.randbytes(r.randrange(20)))[4:]
-    return body(r, RESPONSES if kind > 0.95 else REQUESTS)
-
-
 async def at_the_gate(tmp_path: Path, seed: int, frames: int) -> None:
     r = random.Random(seed)
-    async with a_node(tmp_path) as bookie:
+    async with shut_node(tmp_path) as bookie:
         link = ShutLink()
-        gate = bookie._accept(link)  # type: ignore[arg-type]  # a link of tests
+        gate = bookie._accept(link)
         closed = 0
         for number in range(frames):
             assert isinstance(gate, SecurityGate)
             try:
                 for _ in range(r.choice((1, 1, 1, 2, 3))):  # some in one read
-                    gate.frame_received(memoryview(frame(r)))
+                    gate.frame_received(memoryview(gate_frame(r)))
                     if link.closed:
                         break
                 else:
@@ -117,7 +51,7 @@ async def at_the_gate(tmp_path: Path, seed: int, frames: int) -> None:
                 closed += 1
                 gate.link_closed(None)
                 link = ShutLink()
-                gate = bookie._accept(link)  # type: ignore[arg-type]  # a link of tests
+                gate = bookie._accept(link)
         assert closed > frames / 20
         assert not bookie.storage.ledgers
         gate.link_closed(None)
@@ -130,21 +64,6 @@ def a_hello() -> bytes:
     with pytest.raises(ssl.SSLWantReadError):
         client.do_handshake()
     return out.read()
-
-
-def damaged(r: random.Random, hello: bytes) -> bytes:
-    data = bytearray(hello)
-    for _ in range(r.randrange(1, 6)):
-        kind, at = r.random(), r.randrange(len(data))
-        if kind < 0.5:
-            data[at] = r.randrange(256)
-        elif kind < 0.7:
-            data[at:at] = r.randbytes(r.randrange(1, 40))
-        elif kind < 0.9:
-            del data[at : at + r.randrange(1, 20)]
-        else:
-            data += r.randbytes(r.randrange(2000))
-    return bytes(data) or b"\x16"
 
 
 async def on_links(seed: int, handshakes: int) -> None:
