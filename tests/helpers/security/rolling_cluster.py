@@ -12,7 +12,6 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -50,8 +49,7 @@ class RollingCluster:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.authority = directory / "tls"
-        names = free_ports(1 + NODES + WRITE_PROXIES + 1, set(), HOST)
-        ports = list(names)
+        ports = free_ports(1 + NODES + WRITE_PROXIES + 1, set(), HOST)
         self._zookeeper = EmbeddedZooKeeper(directory / "zookeeper", port=ports.pop())
         self.node_ports = [ports.pop() for _ in range(NODES)]
         self.proxy_ports = [ports.pop() for _ in range(WRITE_PROXIES + 1)]
@@ -84,8 +82,8 @@ class RollingCluster:
 
     # ------------------------------------------------------------------ commands
 
-    def dlspark(self, *arguments: str, role: str | None = None) -> str:
-        """Run a command as the holder of a folder; returns what it printed. Raises AssertionError where it fails."""
+    def run(self, *arguments: str, role: str | None = None) -> tuple[int, str]:
+        """Run a command as the holder of a folder; returns its exit status, and what it printed."""
         environment = child_environment() | ({} if role is None else {VARIABLE: str(self.folder(role))})
         done = subprocess.run(
             [sys.executable, "-m", "dlspark.cli", *arguments],
@@ -94,8 +92,12 @@ class RollingCluster:
             text=True,
             timeout=300,
         )
-        assert done.returncode == 0, f"dlspark {' '.join(arguments)}: {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        return done.returncode, done.stdout + done.stderr
+
+    def dlspark(self, *arguments: str, role: str | None = None) -> None:
+        """Run a command as the holder of a folder. Raises AssertionError where it fails."""
+        status, said = self.run(*arguments, role=role)
+        assert status == 0, f"dlspark {' '.join(arguments)}: {status}\n{said}"
 
     def folder(self, role: str) -> Path:
         return self.authority / role

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from dlspark.core.codec.dlsn import DLSN
@@ -21,7 +22,11 @@ from metadata.foundation.settings import Value
 
 PAUSE_S: Final = 0.02
 """Between two records of one writer."""
-DIRECT: Final[Mapping[str, Value]] = {"zkSessionTimeoutSeconds": 40, "periodicFlushFrequencyMilliSeconds": 5}
+DIRECT: Final[Mapping[str, Value]] = {
+    "zkSessionTimeoutSeconds": 40,
+    "periodicFlushFrequencyMilliSeconds": 5,
+    "readAheadWaitTime": 200,
+}
 _READS: Final = 100
 _FOLLOWED_S: Final = 120.0
 
@@ -74,9 +79,8 @@ class Writer(Program):
         self.longest_s = 0.0
         self._last = DLSN.INVALID
 
-    async def write_on(self, stopping: asyncio.Event, send: object) -> None:
+    async def write_on(self, stopping: asyncio.Event, send: Callable[[int], asyncio.Future[DLSN]]) -> None:
         """Send numbers by `send` until `stopping` is set, and wait for what was sent. Raises where a write failed."""
-        assert callable(send)
         under_way: set[asyncio.Future[DLSN]] = set()
         failed: list[BaseException] = []
 
@@ -87,16 +91,15 @@ class Writer(Program):
                 failed.append(error)
                 return
             self.longest_s = max(self.longest_s, time.monotonic() - began_s)
-            assert number == self.acknowledged + 1, "one log's writes are acknowledged in their order"
-            assert future.result() > self._last
+            if number != self.acknowledged + 1 or future.result() <= self._last:
+                failed.append(AssertionError(f"{self.log}: {number} at {future.result()} follows {self.acknowledged}"))
             self.acknowledged, self._last = number, future.result()
 
         while not stopping.is_set() and not failed:
             number = self.sent = self.sent + 1
-            future: asyncio.Future[DLSN] = send(number)
+            future, began_s = send(number), time.monotonic()
             under_way.add(future)
-            began_s = time.monotonic()
-            future.add_done_callback(lambda done, number=number, began_s=began_s: settled(done, number, began_s))
+            future.add_done_callback(partial(settled, number=number, began_s=began_s))
             await asyncio.sleep(PAUSE_S)
         while under_way:
             await asyncio.wait(set(under_way))
@@ -132,7 +135,7 @@ class ThinWriter(Writer):
         self._proxies, self._readers = proxies, readers
 
     async def run(self, stopping: asyncio.Event) -> None:
-        values = {**self.settings, "idempotentProducer": True, "clientId": f"writer of {self.log}"}
+        values: dict[str, Value] = {**self.settings, "idempotentProducer": True, "clientId": f"writer of {self.log}"}
         client = await AsyncClient.connect(self._proxies, values, read_from=self._readers)
         try:
             producer = client.producer(self.log)
@@ -182,7 +185,7 @@ class DirectReader(Reader):
         try:
             async with await namespace.open_log(self.log) as log, await log.open_reader(self.start_at) as reader:
                 while not stopping.is_set():
-                    for record in await reader.read_bulk(_READS, wait_ms=200):
+                    for record in await reader.read_available(_READS, wait=True):
                         self.take(record.dlsn, bytes(record.payload))
         finally:
             await namespace.close()
