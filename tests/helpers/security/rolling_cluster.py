@@ -7,6 +7,7 @@ is in.
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import ssl
@@ -190,6 +191,17 @@ class RollingCluster:
         shown = {name: _shown(port, context, asked=False) for name, port in servers.items()}
         return shown | {
             f"node {index}": _shown(port, context, asked=True) for index, port in enumerate(self.node_ports)
+        }
+
+    def revoked_at(self, name: str) -> set[str]:
+        """Return which kinds of server have refused a principal because it was revoked, by their audit trails."""
+        kinds = {"proxy": "proxy-*-audit.log", "node": "node-*/audit.log"}
+        return {
+            kind
+            for kind, pattern in kinds.items()
+            for trail in self.directory.glob(pattern)
+            for line in map(json.loads, trail.read_text().rpartition("\n")[0].splitlines())
+            if line["result"] == "refused" and line["principal"] == name and "has revoked it" in line["reason"]
         }
 
     def plain_heard(self) -> dict[int, bool]:

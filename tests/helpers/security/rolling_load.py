@@ -58,6 +58,11 @@ class Program(ABC):
         self.settings = dict(settings)
         self.start()
 
+    @property
+    def ended(self) -> bool:
+        """Return whether it has ended by itself, which is by an error."""
+        return self._task is not None and self._task.done()
+
     def check(self) -> None:
         """Raise what has failed so far."""
         if self._task is not None and self._task.done():
