@@ -226,7 +226,7 @@ async def revoke_bystander(cluster: RollingCluster, load: Load, name: str) -> No
     the others notice nothing."""
     await asyncio.to_thread(cluster.dlspark, "tls", "issue", str(cluster.authority), name, "--role", "client")
     values: dict[str, Value] = {**cluster.settings(name, "on"), "requestTimeoutMs": 2_000}
-    secret = {"zkAclSecretPath": str(cluster.folder("client") / "zookeeper.secret")}  # a new name may have none
+    secret = {"bkc.zkAclSecretPath": str(cluster.folder("client") / "zookeeper.secret")}  # a new name may have none
     direct = DirectWriter(cluster.uri, f"{name}-direct", {**cluster.settings(name, "on"), **secret})
     direct.start()
     async with await AsyncClient.connect(cluster.write_addresses, values) as thin:
