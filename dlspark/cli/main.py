@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from dlspark.cli import (
     acl,
+    acl_znodes,
     autorecovery,
     bookies,
     cluster,
@@ -323,6 +324,7 @@ acl_app.command("remove")(plain_errors(acl.remove))
 acl_app.command("list")(plain_errors(acl.list_rules))
 acl_app.command("check")(plain_errors(acl.check))
 acl_app.command("mend")(plain_errors(acl.mend))
+acl_app.command("apply")(plain_errors(acl_znodes.apply))
 app.add_typer(acl_app, name="acl")
 
 sink_app = typer.Typer(help="Spark's sinks: what they have published, what failed attempts left.", no_args_is_help=True)
