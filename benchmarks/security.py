@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -109,9 +110,17 @@ class Ground:
 
 
 class Grounds:
-    """Both clusters, which run until the stack is left."""
+    """Both clusters, which run until the stack is left.
 
-    def __init__(self, directory: Path, stack: ExitStack, *, nodes: int = NODES) -> None:
+    Args:
+        directory: for both.
+        stack: what is ended at last.
+        nodes: of each.
+        again: whether the open one is measured after the secured one as well as before.
+    """
+
+    def __init__(self, directory: Path, stack: ExitStack, *, nodes: int = NODES, again: bool = True) -> None:
+        self._again = again
         directory.mkdir(exist_ok=True)
         open_one = stack.enter_context(Sandbox(directory / "open", nodes=nodes))
         secured = stack.enter_context(Sandbox(directory / "secured", nodes=nodes, secure=True))
@@ -123,11 +132,13 @@ class Grounds:
         self.secured = Ground(secured, proxies[1], str(secured.security.client_folder))
         self.node_folder = secured.security.folder("node")
 
-    def around(self, measure: Callable[[Ground], T]) -> tuple[T, tuple[T, T]]:
+    def around(self, measure: Callable[[Ground], T]) -> tuple[T, list[T]]:
         """Measure the secured one, and the open one before and after it."""
-        before = measure(self.open)
+        around = [measure(self.open)]
         secured = measure(self.secured)
-        return secured, (before, measure(self.open))
+        if self._again:
+            around.append(measure(self.open))
+        return secured, around
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +239,7 @@ class SecurityBenchmark:
     def _round_of_links(self, seconds: float) -> None:
         folder = self._grounds.node_folder
         kinds = [*self._kinds, tls_links.OURS_TLS, *reversed(self._kinds)]
-        found = [(kind, tls_links.echo(kind, folder, seconds / 2)) for kind in kinds]
+        found = list(zip(kinds, tls_links.echoes(kinds, folder, seconds / 2), strict=True))
         ours = dict(found)[tls_links.OURS_TLS]
         for kind in self._kinds:
             around = [one for other, one in found if other == kind]
@@ -260,7 +271,7 @@ class SecurityBenchmark:
             rate.add(secured.records_per_s / 1e3, *(one.records_per_s / 1e3 for one in around))
             cpu.add(secured.proxy_us, *(one.proxy_us for one in around))
             if how == "frames":
-                open_us = sum(one.proxy_us for one in around) / 2
+                open_us = statistics.mean(one.proxy_us for one in around)
         thin, thin_around = self._grounds.around(lambda ground: run(_thin_p50_us(ground, seconds)))
         self._thin.add(thin, *thin_around)
         return open_us

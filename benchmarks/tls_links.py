@@ -16,7 +16,7 @@ import asyncio
 import os
 import ssl
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -61,17 +61,22 @@ def kinds() -> tuple[str, ...]:
     return ours if isinstance(loop, asyncio.SelectorEventLoop) else (*ours, UVLOOP_TLS)
 
 
-def echo(kind: str, folder: Path, seconds: float) -> EchoFigures:
-    """Measure an echo between this process and a child, with the certificates of an identity folder."""
-    with child_process(_answer_blocks, kind, str(folder)) as end:
-        port = end.recv()
-        pump = _Pump(seconds)
-        begin = time.process_time()
-        _run(kind, partial(_send_blocks, kind, str(folder), port, pump))
-        own = time.process_time() - begin
-        end.send("stop")
-        cpu = own + float(end.recv())
-    return EchoFigures(pump.counted / pump.took_s, cpu / (pump.total / 1e9))
+def echoes(kinds: Sequence[str], folder: Path, seconds: float) -> list[EchoFigures]:
+    """Measure echoes between this process and a child, in turn, with the certificates of an identity folder."""
+    found = []
+    with child_process(_answer_in_turn, str(folder)) as end:
+        for kind in kinds:
+            end.send(kind)
+            port = end.recv()
+            pump = _Pump(seconds)
+            begin = time.process_time()
+            _run(kind, partial(_send_blocks, kind, str(folder), port, pump))
+            own = time.process_time() - begin
+            end.send("stop")
+            cpu = own + float(end.recv())
+            found.append(EchoFigures(pump.counted / pump.took_s, cpu / (pump.total / 1e9)))
+        end.send(None)
+    return found
 
 
 def handshake_times_s(folder: Path, seconds: float) -> tuple[float, float]:
@@ -254,9 +259,13 @@ class _StreamSender(asyncio.Protocol):
 # ------------------------------------------------------------------------------------ the child
 
 
-def _answer_blocks(end: Connection, kind: str, folder: str) -> None:
-    """Send back, in a child, whatever comes, until the parent says stop; then tell the processor time since then."""
-    _run(kind, partial(_serve, end, kind, folder))
+def _answer_in_turn(end: Connection, folder: str) -> None:
+    """Serve, in a child, one echo after the other: send back whatever comes until the parent says stop, then tell the
+    processor time of it.
+    """
+    while (kind := end.recv()) is not None:
+        _run(kind, partial(_serve, end, kind, folder))
+        os.set_blocking(end.fileno(), True)  # a loop that has watched it leaves it otherwise
 
 
 async def _serve(end: Connection, kind: str, folder: str) -> None:

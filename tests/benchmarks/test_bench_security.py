@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 def test_a_small_round_fills_every_row_with_what_can_be(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        grounds = Grounds(tmp_path, stack, nodes=1)
+        grounds = Grounds(tmp_path, stack, nodes=1, again=False)
         small = SecurityBenchmark(grounds, clients=1, rules=10)
         small.round(0.1)
         assert all(len(row.measured) == 1 and not row.faults for row in small.rows), [
