@@ -12,7 +12,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from benchmarks.cluster import Cluster
 from benchmarks.codec import CodecBenchmark
@@ -25,13 +25,17 @@ from benchmarks.machine import header
 from benchmarks.object_server import object_server, server_program
 from benchmarks.regions import RegionBenchmark
 from benchmarks.results import Row, as_json, compare, table
+from benchmarks.security import Grounds, SecurityBenchmark
 from benchmarks.serving import ServingBenchmark
 from benchmarks.serving_scale import ScaleBenchmark
 from benchmarks.storage import StorageBenchmark
 from benchmarks.takeovers import TakeOverBenchmark
 from dlspark.testing.java_process import OutOfReachError, class_path_of
 
-SECTIONS = ("codec", "storage", "logs", "serving", "spark", "tables", "cold", "regions", "java", "kafka")
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECTIONS = ("codec", "storage", "logs", "serving", "spark", "tables", "cold", "regions", "security", "java", "kafka")
 NEEDED_BYTES = 30 << 30
 """Three replicas of everything that is written, and the journals; nothing is collected meanwhile."""
 
@@ -75,7 +79,7 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
     benchmarks: list[Benchmark] = []
     if "codec" in sections:
         benchmarks.append(CodecBenchmark())
-    if set(sections) - {"codec", "regions"}:
+    if set(sections) - {"codec", "regions", "security"}:
         cluster = stack.enter_context(Cluster(directory / "cluster"))
     if "storage" in sections:
         benchmarks.append(StorageBenchmark(cluster, directory))
@@ -93,8 +97,15 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
         benchmarks.append(ColdBenchmark(cluster, directory, server))
     if "regions" in sections:
         benchmarks.append(RegionBenchmark(directory, stack))
+    if {"spark", "tables", "cold", "kafka", "security"} & set(sections):
+        spark, jars = _spark(sections, directory, stack)
     if {"spark", "tables", "cold", "kafka"} & set(sections):
-        benchmarks += _spark_benchmarks(sections, cluster, directory, stack)
+        benchmarks += _spark_benchmarks(sections, cluster, directory, stack, spark, jars)
+    if "security" in sections:
+        from benchmarks.secured_spark import SecuredSparkBenchmark
+
+        grounds = Grounds(directory / "grounds", stack)
+        benchmarks += [SecurityBenchmark(grounds), SecuredSparkBenchmark(grounds, spark)]
     if "java" in sections:
         try:
             benchmarks.append(stack.enter_context(java_pairs(cluster, directory)))
@@ -103,19 +114,9 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
     return benchmarks
 
 
-def _spark_benchmarks(
-    sections: list[str] | tuple[str, ...], cluster: Cluster, directory: Path, stack: ExitStack
-) -> list[Benchmark]:
-    """Return the benchmarks that run in a Spark session: one for all, with Kafka's connector where it is asked for and
-    can be had.
-    """
-    from benchmarks.cold_spark import ColdSparkBenchmark
-    from benchmarks.freshness import FreshnessBenchmark
-    from benchmarks.kafka_pairs import kafka_pairs  # only here: Spark takes seconds to import
-    from benchmarks.session import spark_session
-    from benchmarks.spark_commits import CommitBenchmark
-    from benchmarks.spark_jobs import SparkBenchmark
-    from benchmarks.typed_tables import TypedBenchmark
+def _spark(sections: list[str] | tuple[str, ...], directory: Path, stack: ExitStack) -> tuple[SparkSession, str]:
+    """Return a Spark session, one for all, and its jars: Kafka's connector, where it is asked for and can be had."""
+    from benchmarks.session import spark_session  # only here: Spark takes seconds to import
 
     jars = ""
     if {"kafka", "tables"} & set(sections):
@@ -124,7 +125,25 @@ def _spark_benchmarks(
             jars = class_path_of(CONNECTOR_POM)
         except OutOfReachError as reason:
             print(f"no rows that compare with Kafka: {reason}", file=sys.stderr)
-    spark = stack.enter_context(spark_session(directory, jars))
+    return stack.enter_context(spark_session(directory, jars)), jars
+
+
+def _spark_benchmarks(
+    sections: list[str] | tuple[str, ...],
+    cluster: Cluster,
+    directory: Path,
+    stack: ExitStack,
+    spark: SparkSession,
+    jars: str,
+) -> list[Benchmark]:
+    """Return the benchmarks of the open cluster that run in a Spark session."""
+    from benchmarks.cold_spark import ColdSparkBenchmark
+    from benchmarks.freshness import FreshnessBenchmark
+    from benchmarks.kafka_pairs import kafka_pairs
+    from benchmarks.spark_commits import CommitBenchmark
+    from benchmarks.spark_jobs import SparkBenchmark
+    from benchmarks.typed_tables import TypedBenchmark
+
     benchmarks: list[Benchmark] = []
     if "spark" in sections:
         benchmarks += [SparkBenchmark(cluster, spark, directory), CommitBenchmark(cluster, spark, directory)]

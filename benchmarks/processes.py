@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -78,6 +79,12 @@ def own_cpu_s(pid: int) -> float:
     """Return the processor seconds of one process without its children, so far."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
+
+
+def exact_cpu_s(pid: int) -> float:
+    """Return the same to the nanosecond, where the kernel keeps a clock for each process (Linux): windows may be short,
+    and what others show counts in hundredths of a second."""
+    return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) makes of a process id
 
 
 def loopback_bytes() -> int:

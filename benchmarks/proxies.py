@@ -52,16 +52,19 @@ def write_proxy(
     hands_over: bool = True,
     host: str = LOCAL,
     environment: Mapping[str, str] = MappingProxyType({}),
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[ProxyProcess]:
     """Start a write proxy with default settings, which has ended when the block is left. Unless it `hands_over` it is
     killed then: other proxies would open all its logs while other rows are measured. One client is all clients here, so
-    it may begin any number of producers. `environment` is added to what it inherits.
+    it may begin any number of producers. `environment` is added to what it inherits,
+    `settings` to the defaults.
     """
-    values = {
+    values: dict[str, object] = {
         "server_host": host,
         "server_advertised_host": host,
         "server_producers_per_client": 0,
         "zkSessionTimeoutSeconds": 4,
+        **settings,
     }
     options = (f"--grpc-port={grpc_port}", f"--shard={shard}", "--port=0", *_settings(values))
     with _serving("dlspark.serving.write_proxy", uri, options, directory, environment) as (location, pid):

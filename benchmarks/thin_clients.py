@@ -21,8 +21,11 @@ from dlspark.serving.bindings.frames_client import FramesClient
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.producing import AsyncProducer
 from dlspark.serving.protocol.operations import Answer, Handshake, ProxyInfo, Refusal, WriteRecords
+from dlspark.serving.security.credentials import client_credentials
 from metadata.foundation.descriptors import raise_limit
 from metadata.foundation.errors import check
+from metadata.security.identity import TlsFiles, TlsIdentity
+from metadata.security.settings import SecuritySettings
 from storage_node.transport.tcp import TcpNetwork
 
 WARM_UP = 0.25
@@ -35,7 +38,7 @@ BATCH_RECORDS = 100
 STREAMS = 10
 _DIALS = 100
 """Connections that are made at a time."""
-Load: TypeAlias = "Callable[[Connection, str, list[str], int, int, float], None]"
+Load: TypeAlias = "Callable[[Connection, str, list[str], int, int, float, str], None]"
 
 
 class Counted:
@@ -64,33 +67,52 @@ class Counted:
         return self.records / (self.end - self.begin)
 
 
-def records_per_s(load: Load, address: str, streams: list[str], record_bytes: int, seconds: float) -> float:
-    """Return how much `CLIENTS` clients in `PROCESSES` processes get written together."""
-    share = CLIENTS // PROCESSES
+def records_per_s(
+    load: Load,
+    address: str,
+    streams: list[str],
+    record_bytes: int,
+    seconds: float,
+    folder: str = "",
+    *,
+    clients: int = CLIENTS,
+    look: Callable[[], None] | None = None,
+) -> float:
+    """Return how much `clients` clients in `PROCESSES` processes at most get written together; with an identity folder
+    under TLS. `look` is called when they begin, and when all have ended.
+    """
+    processes = min(PROCESSES, clients)
+    share = clients // processes
     with ExitStack() as stack:
         ends = [
-            stack.enter_context(child_process(load, address, streams, share, record_bytes, seconds))
-            for _ in range(PROCESSES)
+            stack.enter_context(child_process(load, address, streams, share, record_bytes, seconds, folder))
+            for _ in range(processes)
         ]
         for end in ends:
             check(end.recv() == "ready", "a process of clients did not connect")
+        if look is not None:
+            look()
         for end in ends:
             end.send("go")
-        return float(sum(end.recv() for end in ends))
+        total = float(sum(end.recv() for end in ends))
+        if look is not None:
+            look()
+        return total
 
 
 def frames_load(
-    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
+    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float, folder: str = ""
 ) -> None:
     """Write, in a child, one record a request, over the connection of each client."""
-    run(_frames_load(end, address, streams, clients, record_bytes, seconds))
+    run(_frames_load(end, address, streams, clients, record_bytes, seconds, folder))
 
 
 async def _frames_load(
-    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
+    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float, folder: str
 ) -> None:
     network = TcpNetwork()
-    connected = [await FramesClient.connect(network, address) for _ in range(clients)]
+    credentials = client_credentials(security_of(folder))
+    connected = [await FramesClient.connect(network, address, credentials=credentials) for _ in range(clients)]
     payload = os.urandom(record_bytes)
     for stream in streams:
         # Uncounted: the proxy takes the log over with the first record.
@@ -133,18 +155,18 @@ async def _own(client: FramesClient, stream: str) -> None:
 
 
 def library_load(
-    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
+    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float, folder: str = ""
 ) -> None:
     """Write, in a child, by clients of the library, idempotent producers as they are by default, as many records under
     way.
     """
-    run(_library_load(end, address, streams, clients, record_bytes, seconds))
+    run(_library_load(end, address, streams, clients, record_bytes, seconds, folder))
 
 
 async def _library_load(
-    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
+    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float, folder: str
 ) -> None:
-    connected = [await AsyncClient.connect(address) for _ in range(clients)]
+    connected = [await AsyncClient.connect(address, security_values(folder)) for _ in range(clients)]
     payload = os.urandom(record_bytes)
     producers = [client.producer(streams[number % len(streams)]) for number, client in enumerate(connected)]
     await asyncio.gather(*(producer.write(payload) for producer in producers))
@@ -162,23 +184,31 @@ async def _library_load(
 
 
 def grpc_load(
-    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
+    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float, folder: str = ""
 ) -> None:
     """Send, in a child, a Write of `BATCH_RECORDS` records at a time for each client, each record of a fate of its own;
     `grpc.aio` with the generated messages.
     """
-    run(_grpc_load(end, address, streams, clients, record_bytes, seconds, whole=False))
+    run(_grpc_load(end, address, streams, clients, record_bytes, seconds, folder, whole=False))
 
 
 def grpc_whole_load(
-    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
+    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float, folder: str = ""
 ) -> None:
     """Do the same, in a child, with each batch written whole or not at all (`atomic`)."""
-    run(_grpc_load(end, address, streams, clients, record_bytes, seconds, whole=True))
+    run(_grpc_load(end, address, streams, clients, record_bytes, seconds, folder, whole=True))
 
 
 async def _grpc_load(
-    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float, *, whole: bool
+    end: Connection,
+    address: str,
+    streams: list[str],
+    clients: int,
+    record_bytes: int,
+    seconds: float,
+    folder: str,
+    *,
+    whole: bool,
 ) -> None:
     import grpc  # only here: no process that has it may fork
 
@@ -188,7 +218,14 @@ async def _grpc_load(
     path = "/dlspark.serving.v1.DistributedLog/Write"
     payloads = [os.urandom(record_bytes) for _ in range(BATCH_RECORDS)]
     success = pb.Status.Code.SUCCESS
-    async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
+    options = client_options()
+    if folder:
+        files = TlsIdentity(TlsFiles.of_folder(folder)).material
+        credentials = grpc.ssl_channel_credentials(files.authorities, files.key, files.chain)
+        opened = grpc.aio.secure_channel(address, credentials, options=options)
+    else:
+        opened = grpc.aio.insecure_channel(address, options=options)
+    async with opened as channel:
         call = channel.unary_unary(
             path,
             request_serializer=pb.WriteRequest.SerializeToString,
@@ -243,6 +280,16 @@ async def _idle_clients(end: Connection, address: str, clients: int) -> None:
     end.recv()
     end.send(sum(not client.closed for client in connected))
     await asyncio.gather(*(client.close() for client in connected))
+
+
+def security_values(folder: str) -> dict[str, str]:
+    """Return the settings, by their keys, of one whom this identity folder proves; none for no folder."""
+    return {"security": "on", "securityDirectory": folder} if folder else {}
+
+
+def security_of(folder: str) -> SecuritySettings:
+    """Return the same as settings are read."""
+    return SecuritySettings(security="on", security_directory=folder) if folder else SecuritySettings()
 
 
 def _wait_for_go(end: Connection) -> None:

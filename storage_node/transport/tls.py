@@ -183,6 +183,10 @@ class TlsSocket:
                 self._ended = not received
                 if not received or total == size:
                     break
+                # Behind less than a full record there is mostly nothing: to ask costs less than the error that says so.
+                # What comes later makes the socket readable.
+                if received < RECORD_BYTES and not (self._tls.pending() or waiting_bytes(self._tls)):
+                    break
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLWantWriteError:
