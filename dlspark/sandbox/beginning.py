@@ -26,7 +26,7 @@ async def initialise(
     from metadata.security.settings import SecuritySettings
     from metadata.zookeeper.securing import open_session
 
-    store = await open_session(servers, security or SecuritySettings())
+    store = await open_session(servers, security or SecuritySettings(security="off"))
     try:
         await LedgerStore(store, LEDGERS_PATH).format()
         namespace = NamespaceStore(store, NAMESPACE_PATH)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from metadata.foundation.errors import NotAppliedError
+from metadata.security.settings import VARIABLE as SECURITY_VARIABLE
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -41,9 +42,11 @@ def end_processes(processes: Iterable[subprocess.Popen[bytes]]) -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment in which a child finds the same packages as this process, installed or not."""
+    """Return the environment in which a child finds the same packages as this process, installed or not. What a shell
+    shows other clusters is not for it: a sandbox tells its processes who they are."""
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    kept = {name: value for name, value in os.environ.items() if name != SECURITY_VARIABLE}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
 def first_line(stream: IO[bytes], timeout_s: float) -> bytes:

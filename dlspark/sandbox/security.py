@@ -7,6 +7,7 @@ settings `security=on` and `securityDirectory`; an operator's is `operator_folde
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -33,7 +34,10 @@ class SandboxSecurity:
     def prepare(self) -> None:
         """Make the authority and the folders, or renew what ends soon. Raises IdentityError."""
         if not self._place.exists():
-            CertificateAuthority.create(self._place)
+            made = self._place.with_suffix(".new")
+            shutil.rmtree(made, ignore_errors=True)  # of a start that was killed in its midst: nobody has seen it
+            CertificateAuthority.create(made)
+            made.rename(self._place)
         soon = datetime.now(timezone.utc) + _RENEWED_BEFORE
         with CertificateAuthority.open_in(self._place) as authority:
             known = {one.name: one for one in authority.names()}
