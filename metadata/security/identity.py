@@ -7,8 +7,9 @@
 A generation is made from one consistent reading, or not at all. Files are read between two looks at their signatures
 (time of change, size, inode), and what was read goes to OpenSSL from memory, never by its path: certificate and key are
 a pair, though somebody exchanges them at that moment. A reading that fails (half-written, a key of another certificate,
-a list that is gone) leaves the generation as it is, with one warning; the old files' contents hold until they expire.
-At the start there is no old generation: then it is an error, and the process does not start.
+a list that is gone, no descriptor left) leaves the generation as it is, with one warning, and each look tries again;
+the old files' contents hold until they expire. At the start there is no old generation: then it is an error, and the
+process does not start.
 
 Contexts of a generation are never changed, only replaced: a connection keeps what it was made with, and `judge` says
 whether its peer is still good.
@@ -24,6 +25,7 @@ import os
 import ssl
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
@@ -39,13 +41,12 @@ from metadata.security.certificates import (
 )
 from metadata.security.ciphers import apply_ciphers, apply_protocols
 from metadata.security.errors import IdentityError, PeerRefusedError
+from metadata.security.file_signatures import FileSignature, are_settled, file_signature
 from metadata.security.identity_files import (
-    FileSignature,
     blocks_of,
     certificates_of,
     facts_of,
     file_error,
-    file_signature,
     in_memory,
     key_of,
     load_pair,
@@ -68,9 +69,6 @@ REVOKED_FILE: Final = "revoked.pem"
 PEM: Final = "pem"
 _READINGS: Final = 5
 """How often files are read that change while they are read, before that is given up until the next look."""
-_SETTLED_S: Final = 2.0
-"""A file that was changed so short a time ago may change again without another time of change: clocks of file systems
-are coarse."""
 
 
 class TlsConnection(Protocol):
@@ -157,6 +155,14 @@ class TlsMaterial:
 
 
 @dataclass(frozen=True, slots=True)
+class _FilesRead:
+    material: TlsMaterial
+    signatures: tuple[FileSignature | None, ...]
+    settled: bool
+    """Another change would show in the signatures."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Generation:
     material: TlsMaterial
     own: CertificateFacts | None
@@ -193,11 +199,12 @@ class TlsIdentity:
         self._warned = ""
         self._warned_of_end: set[str] = set()
         self._settled = False
-        self._signatures: tuple[FileSignature, ...] = ()
-        self._ever_trusted: set[Name] = set()
-        material = self._read(None)
-        self._current = self._make(material, None)
-        self._ever_trusted |= self._current.trusted
+        self._signatures: tuple[FileSignature | None, ...] = ()
+        """Of the files as they were when that was read which is held."""
+        reading = self._read(None)
+        self._current = self._make(reading.material, None)
+        self._signatures, self._settled = reading.signatures, reading.settled
+        self._ever_trusted: frozenset[Name] = self._current.trusted
         self._warn_of_end()
         for path in (files.key, files.key_password):
             if path and open_to_all(path):
@@ -240,31 +247,46 @@ class TlsIdentity:
         What cannot be used is not taken over: it is warned of once, and tried again at each call.
         """
         with self._lock:
-            self._warn_of_end()
             if not self.files.reread:
+                self._warn_of_end()
                 return False
-            if self._settled and self._look() == self._signatures:
-                return False
-            before = self._current
             try:
-                material = self._read(before.material)
-                changed = material != before.material
-                if changed:
-                    after = self._make(material, before.material)
-                    self._ever_trusted |= after.trusted
-                    self._current = after
-                    self.generation += 1
+                self._warn_of_end()
+                if self._settled and self._look() == self._signatures:
+                    return False
+                changed = self._take_over()
             except IdentityError as error:
-                # What was read is not what is held: look again at the next call, whatever the signatures say.
-                self._settled = False
-                if str(error) != self._warned:
-                    self._warned = str(error)
-                    logger.warning("changed certificates are not taken over, the old ones stay in use: %s", error)
+                self._warn_of_failure(str(error))
+                return False
+            except Exception as error:
+                # The boundary: a caller's watch over its connections goes on, whatever a library has raised. Its words
+                # may be a file's, so that only its kind and its place are said.
+                self._warn_of_failure(f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}")
                 return False
             self._warned = ""
             if changed:
                 logger.info("certificates were read again: generation %d%s", self.generation, self._until())
             return changed
+
+    def _take_over(self) -> bool:
+        """Begin a new generation if the files hold something else; return whether one began."""
+        before = self._current
+        reading = self._read(before.material)
+        changed = reading.material != before.material
+        if changed:
+            after = self._make(reading.material, before.material)
+            self._ever_trusted = self._ever_trusted | after.trusted
+            self._current = after
+            self.generation += 1
+        # At the very end: as long as it fails, by whatever error, the signatures are those of what is held, and so each
+        # look tries again. Else a revocation would be lost by one moment without descriptors.
+        self._signatures, self._settled = reading.signatures, reading.settled
+        return changed
+
+    def _warn_of_failure(self, reason: str) -> None:
+        if reason != self._warned:
+            self._warned = reason
+            logger.warning("changed certificates are not taken over, the old ones stay in use: %s", reason)
 
     def judge(self, der: bytes, now_s: float | None = None) -> str | None:
         """Return why a peer's certificate, once verified, is not good any more; None: it is.
@@ -322,10 +344,10 @@ class TlsIdentity:
 
     # -------------------------------------------------------------------- reading
 
-    def _look(self) -> tuple[FileSignature, ...]:
+    def _look(self) -> tuple[FileSignature | None, ...]:
         return tuple(file_signature(path) for path in self.files.paths())
 
-    def _read(self, before: TlsMaterial | None) -> TlsMaterial:
+    def _read(self, before: TlsMaterial | None) -> _FilesRead:
         """Return what the files hold, all of it of one moment."""
         for _ in range(_READINGS):
             signatures = self._look()
@@ -338,10 +360,7 @@ class TlsIdentity:
                 continue
             if failure is not None:
                 raise failure
-            newest = max((one[0] for one in signatures if one is not None), default=0)
-            self._signatures = signatures
-            self._settled = self._clock() - newest / 1e9 > _SETTLED_S
-            return material
+            return _FilesRead(material, signatures, are_settled(signatures, self._clock()))
         raise IdentityError("the files of certificates change all the time; none of them was taken over")
 
     def _read_once(self, before: TlsMaterial | None) -> TlsMaterial:
@@ -409,14 +428,14 @@ class TlsIdentity:
         lists = None
         if material.revoked is not None:
             lists = self._lists(material.revoked, None if before is None else before.revoked)
-            for name in trusted.keys() - {one.issuer for one in lists}:
-                logger.warning(
-                    "%s has no revocation list of %s: what that authority has signed is refused",
-                    self.files.revoked,
-                    trusted[name],
-                )
         server = self._context(material, ssl.PROTOCOL_TLS_SERVER) if own is not None else None
         client = self._context(material, ssl.PROTOCOL_TLS_CLIENT)
+        for name in trusted.keys() - {one.issuer for one in lists} if lists is not None else ():
+            logger.warning(
+                "%s has no revocation list of %s: what that authority has signed is refused",
+                self.files.revoked,
+                trusted[name],
+            )
         return _Generation(material, own, server, client, frozenset(trusted), lists)
 
     def _check_time(self, own: CertificateFacts) -> None:
@@ -472,7 +491,7 @@ class TlsIdentity:
     def _load(self, context: ssl.SSLContext, material: TlsMaterial) -> None:
         try:
             context.load_verify_locations(cadata=material.authorities.decode("ascii"))
-        except (ssl.SSLError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise file_error(self.files.authorities, f"it cannot be used: {openssl_reason(error)}") from error
         if material.chain:
             load_pair(
@@ -488,7 +507,7 @@ class TlsIdentity:
             try:
                 with in_memory(material.revoked) as path:
                     context.load_verify_locations(cafile=path)
-            except ssl.SSLError as error:
+            except OSError as error:
                 raise file_error(self.files.revoked, f"it cannot be used: {openssl_reason(error)}") from error
 
     def endings(self) -> list[str]:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeAlias
+from typing import Final
 
 from metadata.security.certificates import (
     CERTIFICATE,
@@ -26,9 +26,6 @@ from metadata.security.errors import IdentityError
 
 MAX_FILE_BYTES: Final = 8 * 1024 * 1024
 MAX_PASSWORD_BYTES: Final = 1024
-
-FileSignature: TypeAlias = "tuple[int, int, int] | None"
-"""Time of change, size and inode; None: there is no such file."""
 
 
 @contextmanager
@@ -77,7 +74,7 @@ def load_pair(
     try:
         with in_memory(chain) as chain_path, in_memory(key) as key_path:
             context.load_cert_chain(chain_path, key_path, password=give_password)
-    except (ssl.SSLError, ValueError) as error:
+    except (OSError, ValueError) as error:  # an ssl.SSLError, or no descriptor is left
         if asked and password is None:
             reason = "the key is encrypted, and no password is named"
         elif asked:
@@ -89,15 +86,6 @@ def load_pair(
             reason = f"certificate and key cannot be used: {openssl_reason(error)}"
         # Without the cause: nothing of what it was tried with belongs in a trace.
         raise file_error(key_place, reason) from None
-
-
-def file_signature(path: str) -> FileSignature:
-    """Return what tells a file that was changed from what it was."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def open_to_all(path: str) -> bool:
@@ -165,7 +153,11 @@ def file_error(path: str, reason: str, advice: str | None = None) -> IdentityErr
 def openssl_reason(error: Exception) -> str:
     """Return OpenSSL's words, which name no content."""
     reason = getattr(error, "reason", None)
-    return str(reason).replace("_", " ").lower() if reason else type(error).__name__
+    if reason:
+        return str(reason).replace("_", " ").lower()
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.errno is not None:
+        return os.strerror(error.errno).lower()
+    return type(error).__name__
 
 
 def moment_text(seconds: float) -> str:

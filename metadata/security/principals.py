@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -61,6 +61,8 @@ class Principal:
     """For a certificate, the organisational units of its subject, unless a mapping says otherwise."""
     expires_at_s: float | None = None
     """Seconds since the epoch at which the proof ends, and the session with it; None: it has no end of its own."""
+    credential: object = field(default=None, repr=False, compare=False)
+    """Of a user with a password: what was proved by it, for whoever looks whether it is the user's still."""
 
     def __str__(self) -> str:
         return self.name

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
@@ -216,9 +216,15 @@ class SecuritySettings:
 
     def _check_switch(self) -> None:
         """Refuse files that would not be looked at: whoever has named them believes to be secured."""
-        if self.security or self.tls_provider_factory_class or _folder_of_environment(None):
+        if not _folder_of_environment(None):
+            self._refuse_unheeded(settings_of(SecuritySettings))
+
+    def _refuse_unheeded(self, names: Iterable[str]) -> None:
+        if self.security or self.tls_provider_factory_class:
             return
-        for name, info in settings_of(SecuritySettings).items():
+        known = settings_of(SecuritySettings)
+        for name in names:
+            info = known[name]
             if info.kind is TEXT and not info.choices and getattr(self, name):
                 raise CallerError(
                     f"{info.key} is set, and nothing switches security on: connections would be plain",
@@ -232,7 +238,14 @@ class SecuritySettings:
         return _folder_of_environment(environment)
 
     def server_mode(self) -> SecurityMode:
-        """Return which connections a server takes."""
+        """Return which connections a server takes.
+
+        Raises CallerError where files are named that a server would not look at: DLSPARK_SECURITY is for clients only,
+        and so no switch of a server.
+        """
+        self._refuse_unheeded(
+            name for name in settings_of(SecuritySettings) if name.startswith(("tls_", "security_directory"))
+        )
         if self.security:
             return SecurityMode(self.security)
         return SecurityMode.OPTIONAL if self.tls_provider_factory_class else SecurityMode.OFF

@@ -1,14 +1,15 @@
 """SASL as a node's and a client's plug-in of AUTH: which users, from which file, by which machine.
 
 The files are read anew when they change, so users come, change their passwords and go without a restart: who comes is
-known at the next connection, who goes is found by `still`.
+known at the next connection, who goes, or has another password, is found by `still`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -28,15 +29,23 @@ EVERYBODY: Final = re.compile(".*", re.DOTALL)
 
 
 class MachineExchange:
-    """Runs a server's machine for one connection."""
+    """Runs a server's machine for one connection.
 
-    def __init__(self, machine: SaslServer) -> None:
+    Args:
+        credentials: by users' names, those which the machine verifies; None: it has none (Kerberos).
+    """
+
+    def __init__(self, machine: SaslServer, credentials: Mapping[str, object] | None = None) -> None:
         self._machine = machine
+        self._credentials = credentials
 
     def step(self, payload: bytes) -> Step:
         """Take the client's message. Raises SaslError."""
         answer = self._machine.step(payload)
-        return Step(answer, self._machine.principal)
+        principal = self._machine.principal
+        if principal is not None and self._credentials is not None:
+            principal = replace(principal, credential=self._credentials[principal.name])
+        return Step(answer, principal)
 
 
 class MachineClientExchange:
@@ -103,14 +112,13 @@ class SaslAuthenticator:
                 advice="saslDigestMd5WithoutTls=true allows it on plain connections, whose bytes anybody may change",
             )
         users = self._section.current().passwords()
-        return MachineExchange(DigestMd5Server(users.get, self._is_allowed))
+        return MachineExchange(DigestMd5Server(users.get, self._is_allowed), users)
 
     def still(self, principal: Principal) -> str | None:
-        """Return why a user may not stay: it is not in the file any more."""
+        """Return why a user may not stay: it is not in the file any more, or has another password there."""
         if principal.scheme is not Scheme.DIGEST_MD5:
             return None  # a ticket's end is the session's
-        known = principal.name in self._section.current().passwords()
-        return None if known else f"the user {principal.name} was taken out of the login configuration"
+        return _why_not(principal, self._section.current().passwords(), "login configuration")
 
     def _is_allowed(self, name: str) -> bool:
         return self._allowed.fullmatch(name) is not None
@@ -137,12 +145,12 @@ class ScramAuthenticator:
         """Return the exchange of a new connection. Raises SaslError where its TLS has no channel binding."""
         users = self._users.current()
         binding = _binding_of(facts)
-        return MachineExchange(ScramServer(users.users.get, self._is_allowed, binding=binding, decoy=users.decoy))
+        machine = ScramServer(users.users.get, self._is_allowed, binding=binding, decoy=users.decoy)
+        return MachineExchange(machine, users.users)
 
     def still(self, principal: Principal) -> str | None:
-        """Return why a user may not stay: it is not in the file any more."""
-        known = principal.name in self._users.current().users
-        return None if known else f"the user {principal.name} was taken out of the file of SCRAM users"
+        """Return why a user may not stay: it is not in the file any more, or has another password there."""
+        return _why_not(principal, self._users.current().users, "file of SCRAM users")
 
     def _is_allowed(self, name: str) -> bool:
         return self._allowed.fullmatch(name) is not None
@@ -154,6 +162,15 @@ def allowed_ids(pattern: str, error: Callable[..., CallerError] = CallerError) -
         return re.compile(pattern)
     except re.error as cause:
         raise error(f"saslJaasClientAllowedIds is not a regular expression: {cause}") from cause
+
+
+def _why_not(principal: Principal, credentials: Mapping[str, object], where: str) -> str | None:
+    """Return why a user may not stay. One whose password was changed has to prove the new one: it may have been changed
+    because another knows it, who is connected."""
+    known = credentials.get(principal.name)
+    if known is None:
+        return f"the user {principal.name} was taken out of the {where}"
+    return None if known == principal.credential else f"the user {principal.name} has another password now"
 
 
 def _with_users(section: JaasSection) -> JaasSection:

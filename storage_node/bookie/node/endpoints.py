@@ -84,7 +84,10 @@ async def _refresh(identity: TlsIdentity, every_s: float) -> None:
     """Take over certificates and lists that have changed, from the next connection on."""
     while True:
         await asyncio.sleep(every_s)
-        await asyncio.to_thread(identity.refresh)
+        try:
+            await asyncio.to_thread(identity.refresh)
+        except Exception:  # the boundary: no thread is left for once, and the next look may do it
+            logger.exception("the HTTP server's certificates could not be looked at")
 
 
 def _note_refused(noted: Noted, peer: str, reason: str) -> None:

@@ -130,8 +130,11 @@ class SecurityWatch:
         elapsed_s = self._clock.elapsed_s()
         if identity is not None and self._refresh_s and elapsed_s - self._refreshed_s >= self._refresh_s:
             self._refreshed_s = elapsed_s
-            # Off the loop: a store of PKCS#12 takes a tenth of a second on purpose.
-            await asyncio.to_thread(identity.refresh)
+            try:
+                # Off the loop: a store of PKCS#12 takes a tenth of a second on purpose.
+                await asyncio.to_thread(identity.refresh)
+            except Exception:  # the boundary: no thread, say; connections are judged by what was read before
+                logger.exception("changed certificates could not be looked at")
         now_s = self._clock.now_ms() / 1000
         for number, gate in enumerate(list(self._gates())):
             if number % LOOKED_AT_ONCE == LOOKED_AT_ONCE - 1:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import pickle
 import ssl
+import time
 import warnings
 from pathlib import Path
 
@@ -409,13 +411,65 @@ def test_a_change_within_the_same_tick_of_the_file_systems_clock_is_seen(
     assert server.refresh()
 
 
-def test_old_files_are_not_read_again(tmp_path: Path, server: TlsIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path in server.files.paths():
-        if os.path.exists(path):
-            os.utime(path, (1_000_000_000, 1_000_000_000))
-    assert not server.refresh()
+def test_old_files_are_not_read_again(server: TlsIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = TlsIdentity(server.files, clock=lambda: time.time() + 60)
     monkeypatch.setattr("metadata.security.identity_files.open", None, raising=False)
-    assert not server.refresh()
+    assert not later.refresh()
+
+
+def test_a_list_that_is_put_in_its_place_with_an_old_time_and_the_same_length_is_seen(
+    tmp_path: Path, authority: MintedAuthority, good: MintedPair
+) -> None:
+    """As `cp --preserve` over the old one does: neither time of writing, nor length, nor inode tells."""
+    bad = authority.issue("bad")
+    folder = write_folder(tmp_path / "one", good, authority.pem, authority.revoke(authority.issue("other")))
+    place = folder / REVOKED_FILE
+    ours = TlsIdentity(TlsFiles.of_folder(folder), clock=lambda: time.time() + 60)
+    before = os.stat(place)
+    place.write_bytes(next(one for one in iter(lambda: authority.revoke(bad), b"") if len(one) == before.st_size))
+    while os.stat(place).st_ctime_ns == before.st_ctime_ns:  # until the file system's clock ticks
+        os.utime(place)
+    os.utime(place, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert ours.refresh()
+    assert ours.judge(bad.der) is not None
+
+
+@pytest.mark.parametrize(
+    ("called", "error"),
+    [
+        ("metadata.security.identity_files.os.memfd_create", OSError(errno.EMFILE, "Too many open files")),
+        ("metadata.security.identity.ssl.SSLContext", MemoryError()),
+        ("metadata.security.identity.read_revocations", RuntimeError("parsed b'secret'")),
+    ],
+)
+def test_a_list_that_fails_to_be_taken_over_once_is_taken_over_at_the_next_look(
+    tmp_path: Path,
+    authority: MintedAuthority,
+    good: MintedPair,
+    called: str,
+    error: Exception,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = write_folder(tmp_path / "one", good, authority.pem, authority.revoke())
+    ours = TlsIdentity(TlsFiles.of_folder(folder), clock=lambda: time.time() + 60)
+    bad = authority.issue("bad")
+    replace_file(folder / REVOKED_FILE, authority.revoke(bad))
+
+    def fail(*_: object) -> object:
+        raise type(error)(*error.args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(called, fail)
+        assert not ours.refresh()
+        assert not ours.refresh()
+        with pytest.raises((IdentityError, type(error))):
+            TlsIdentity(ours.files)
+    assert "the old ones stay in use" in caplog.text
+    assert len(caplog.messages) == 1
+    assert "secret" not in caplog.text
+    assert ours.judge(bad.der) is None
+    assert ours.refresh()
+    assert ours.judge(bad.der) is not None
 
 
 def test_a_pair_that_is_over_is_not_taken_over_but_lists_are_though_the_own_one_is_over(

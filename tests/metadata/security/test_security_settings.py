@@ -187,3 +187,18 @@ def test_a_mapping_makes_the_principals_of_a_server(tmp_path: Path) -> None:
         server.principal_of(authority.issue("x").der)
     with pytest.raises(CallerError, match="principalMapping"):
         AdmissionSettings(principal_mapping="x")
+
+
+def test_the_environment_of_clients_switches_no_server_and_a_servers_files_are_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    assert SecuritySettings().server_mode() is SecurityMode.OFF
+    assert SecuritySettings(client_key_store="k", zk_acl_identities="x509:CN=a").server_mode() is SecurityMode.OFF
+    for given in ({"security_directory": "d"}, {"tls_key_store": "k"}, {"tls_revocation_lists_path": "r"}):
+        ours = SecuritySettings(**given)  # type: ignore[arg-type]
+        assert ours.client_mode() is SecurityMode.ON
+        for ask in (ours.server_mode, lambda ours=ours: server_identity(ours)):
+            with pytest.raises(CallerError, match="is set, and nothing switches security on"):
+                ask()
+        assert SecuritySettings(security="off", **given).server_mode() is SecurityMode.OFF  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -227,6 +228,24 @@ def test_users_of_a_login_configuration_may_be_withdrawn(files: Files) -> None:
     files.jaas.write_text(JAAS.replace("user_bookkeeper-1", "user_bookkeeper-2"))
     assert "taken out of the login configuration" in (serving.still() or "")
     files.jaas.write_text(JAAS)
+
+
+def test_whoever_proved_a_password_that_was_changed_has_to_prove_the_new_one(files: Files) -> None:
+    scram, digest = files.scram(), files.digest()
+    by_scram, by_digest = node(scram), node(digest)
+    run(client(files.scram_client()), by_scram)
+    run(client(files.digest_client()), by_digest)
+    assert by_scram.still() is by_digest.still() is None
+    before = files.users.read_bytes()
+    write_scram_user(files.users, by_scram.principal.name, stored_keys(Secret("another")))  # type: ignore[union-attr]
+    files.jaas.write_text(re.sub(r'(user_bookkeeper-1=)"[^"]*"', r'\1"another"', JAAS))
+    try:
+        assert "has another password now" in (by_scram.still() or "")
+        assert "has another password now" in (by_digest.still() or "")
+        assert 'another"' not in repr(by_digest.principal)
+    finally:
+        files.jaas.write_text(JAAS)
+        files.users.write_bytes(before)
 
 
 def test_long_messages_are_refused(files: Files) -> None:
