@@ -50,7 +50,13 @@ def init(
     with CertificateAuthority.open_in(directory) as authority:
         made = [
             authority.issue(
-                role, [role], hosts if role in SERVER_ROLES else (), days or LEAF_DAYS, java_roles=java_roles
+                role,
+                [role],
+                hosts if role in SERVER_ROLES else (),
+                days or LEAF_DAYS,
+                java_roles=java_roles,
+                # The client of the first steps opens the namespace by itself, as Spark and the command line do.
+                shares=True if role == "client" else None,
             )
             for role in FIRST_ROLES
         ]
@@ -67,13 +73,24 @@ def issue(
     host: HostOption = None,
     days: DaysOption = None,
     java_roles: JavaOption = False,
+    direct: Annotated[
+        bool,
+        typer.Option(
+            "--direct",
+            help="Give it the cluster's identity at ZooKeeper, as nodes, proxies and operators have it in any case: "
+            "it can change all metadata, rights among them.",
+        ),
+    ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Issue a certificate to a new name: DIR/NAME is its identity folder."""
+    """Issue a certificate to a new name: DIR/NAME is its identity folder. A client works through proxies, within its
+    rights there; one that reads and writes storage nodes by itself, as Spark does without a proxy, needs --direct."""
     from metadata.security.authority import LEAF_DAYS, CertificateAuthority
 
     with CertificateAuthority.open_in(directory) as authority:
-        made = authority.issue(name, role or (), host or (), days or LEAF_DAYS, java_roles=java_roles)
+        made = authority.issue(
+            name, role or (), host or (), days or LEAF_DAYS, java_roles=java_roles, shares=direct or None
+        )
     _print_names(directory, [made], output, f"a certificate was issued; copy {directory / name} to where it is used:")
 
 

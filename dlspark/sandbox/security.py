@@ -43,7 +43,9 @@ class SandboxSecurity:
             known = {one.name: one for one in authority.names()}
             for role in FIRST_ROLES:  # some are missing where an earlier start was killed in their midst
                 if role not in known:
-                    authority.issue(role, [role], HOSTS if role in SERVER_ROLES else ())
+                    authority.issue(
+                        role, [role], HOSTS if role in SERVER_ROLES else (), shares=True if role == "client" else None
+                    )
                 elif known[role].certificates[-1].ends < soon and not known[role].is_revoked:
                     authority.renew(role)
             authority.refresh_lists()

@@ -44,6 +44,9 @@ AUTHORITY_DAYS: Final = 3650
 LEAF_DAYS: Final = 90
 LIST_DAYS: Final = 180
 """Twice a certificate's days: each renewal makes a new list too, so that a list does not end before its users do."""
+SHARING_ROLES: Final = frozenset({"node", "proxy", "operator"})
+"""Who works on the cluster's metadata as such. A client does where it reads and writes without proxies: one may be told
+to share, and then is trusted for all that its ZooKeeper session can reach."""
 SERVER_ROLES: Final = ("node", "proxy", "zookeeper")
 """Roles that listen: their certificates name hosts."""
 FIRST_ROLES: Final = ("node", "client", "proxy", "zookeeper", "operator")
@@ -78,6 +81,8 @@ class IssuedName:
     """The newest one last."""
     java_roles: bool = False
     """Roles stand in one organisational unit, `0:role1,role2`, the only form that BookKeeper's bookies read."""
+    shares: bool = False
+    """Its folder has the identity that the cluster's processes share at ZooKeeper: it may change all metadata."""
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -185,10 +190,13 @@ class CertificateAuthority:
         days: int = LEAF_DAYS,
         *,
         java_roles: bool = False,
+        shares: bool | None = None,
     ) -> IssuedName:
         """Make a certificate for a new name, and its identity folder. Raises IdentityError; nothing was made then.
 
-        `java_roles`: as bookies of Apache BookKeeper read them (`authorizedRoles` of its BookieAuthZFactory).
+        `java_roles`: as bookies of Apache BookKeeper read them (`authorizedRoles` of its BookieAuthZFactory). `shares`:
+        the folder has the cluster's identity at ZooKeeper, with which all metadata, rights among them, can be changed;
+        None: by the roles, those of `SHARING_ROLES` have it.
         """
         if name in self._names:
             raise IdentityError(
@@ -214,8 +222,10 @@ class CertificateAuthority:
             check_host(host)
         check_place(self.place / name)
         self.refresh_lists()
+        if shares is None:
+            shares = not SHARING_ROLES.isdisjoint(roles)
         return self._make(
-            IssuedName(name, tuple(dict.fromkeys(roles)), tuple(dict.fromkeys(hosts)), days, (), java_roles)
+            IssuedName(name, tuple(dict.fromkeys(roles)), tuple(dict.fromkeys(hosts)), days, (), java_roles, shares)
         )
 
     def renew(self, name: str, days: int | None = None) -> IssuedName:
@@ -301,7 +311,7 @@ class CertificateAuthority:
             AUTHORITIES_FILE: self._authorities_for(self.place / wanted.name),
             REVOKED_FILE: self._lists_for(self.place / wanted.name),
         }
-        if "zookeeper" not in wanted.roles:
+        if wanted.shares:
             files[SECRET_FILE] = self._read(SECRET_FILE)
         put_folder(self.place / wanted.name, files)
         return self._names[wanted.name]
@@ -376,6 +386,7 @@ class CertificateAuthority:
                 "hosts": list(one.hosts),
                 "days": one.days,
                 "java_roles": one.java_roles,
+                "shares": one.shares,
                 "certificates": [
                     {
                         "serial": f"{made.serial:x}",
@@ -412,6 +423,7 @@ class CertificateAuthority:
                         for made in row["certificates"]
                     ),
                     bool(row.get("java_roles", False)),
+                    bool(row["shares"]),
                 )
                 for name, row in found["names"].items()
             }

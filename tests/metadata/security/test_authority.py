@@ -107,14 +107,21 @@ def test_only_the_owner_may_read(place: Path) -> None:
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
-def test_the_secret_at_zookeeper_is_shared_by_all_but_its_servers(place: Path) -> None:
+def test_the_secret_at_zookeeper_is_shared_by_those_who_need_it(place: Path) -> None:
     with CertificateAuthority.open_in(place) as authority:
         authority.issue("zk", ["zookeeper"], ["localhost"])
+        authority.issue("spark", ["client"], shares=True)
+        authority.issue("boss", ["client", "operator"])
+        authority.renew("spark")
     secret = (place / "node" / SECRET_FILE).read_text()
-    assert secret == (place / "writer" / SECRET_FILE).read_text()
     assert secret.startswith("cluster:")
     assert len(secret) > 40
-    assert not (place / "zk" / SECRET_FILE).exists()
+    assert {name for name in ("node", "writer", "zk", "spark", "boss") if (place / name / SECRET_FILE).exists()} == {
+        "node",
+        "spark",
+        "boss",
+    }
+    assert (place / "spark" / SECRET_FILE).read_text() == secret
 
 
 def test_what_is_renewed_has_the_same_names_and_a_new_key(place: Path) -> None:
