@@ -247,7 +247,7 @@ def test_status_names_what_of_a_sandbox_does_not_run(tmp_path: Path) -> None:
     ("word", "said"),
     [
         ("tail", "Did you mean 'log tail'?"),
-        ("show", "Did you mean 'log show', 'namespace show'?"),
+        ("show", "Did you mean 'log show', 'namespace show', 'tls show'?"),
         ("raed", "Did you mean 'read'"),
         ("help", "No such command 'help'.\n"),
     ],

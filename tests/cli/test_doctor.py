@@ -87,6 +87,7 @@ def test_where_nothing_is_wrong_nothing_fails(doctor: Doctor) -> None:
         "ports",
         "disk",
         "clock",
+        "identity",
         "namespace",
     }
 

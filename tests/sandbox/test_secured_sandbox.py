@@ -121,7 +121,20 @@ def test_keys_are_for_their_owner_alone_and_in_no_command_line(secured: Sandbox)
         assert secret.encode() not in said
 
 
+def test_an_open_one_starts_in_a_shell_that_was_put_into_a_secured_one(
+    secured: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(secured.security.client_folder))
+    with (
+        Sandbox(tmp_path / "open", nodes=1, proxies=1) as running,
+        Namespace.open(running.uri, {"security": "off"}) as namespace,
+    ):
+        namespace.create_log("open")
+        assert namespace.logs() == ["open"]
+
+
 def test_a_directory_keeps_to_it(tmp_path: Path) -> None:
+    (tmp_path / "s" / "security.new" / "authority").mkdir(parents=True)  # a start was killed while it made this
     with Sandbox(tmp_path / "s", nodes=1, secure=True) as first:
         authority = (first.security.client_folder / "authorities.pem").read_bytes()
         with Namespace.open(first.uri, first.settings) as namespace:

@@ -57,6 +57,7 @@ class ServedLink:
 
     def __init__(self, proxy: ServedProxy, on_closed: Callable[[], None]) -> None:
         self.closed = False
+        self.stale = False
         self._proxy = proxy
         self._on_closed = on_closed
         self._caller = Caller(f"task-{id(self)}")
