@@ -330,7 +330,7 @@ async def handshakes(ground: Ground, seconds: float) -> tuple[float, float]:
     async def connecting() -> None:
         nonlocal count
         while time.perf_counter() < end or count < tls_links.LEAST_HANDSHAKES:
-            link = await security.connect(network, host, int(port), _Nobody(), timeout_ms=_CONNECT_MS, node=node)
+            link, _ = await security.connect(network, host, int(port), _Nobody(), timeout_ms=_CONNECT_MS, node=node)
             count += 1
             link.close()
 
