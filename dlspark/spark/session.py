@@ -71,7 +71,8 @@ SLOW_START: Final = "Python worker failed to connect back"
 """The words of Spark's error for a query that it ended because a Python process was slow to start."""
 TIMEOUT_S: Final = 120.0
 _PAUSE_S: Final = 0.05
-_NOT_BEGUN: Final = "Initializing"
+_NOT_BEGUN: Final = ("Initializing", "Terminated with")
+"""The beginnings of what a query says until it begins; the last is said a moment before it is active no more."""
 _NOT_EMPTY: Final = re.compile(r"The checkpoint location (.+) should be empty on batch 0")
 _UNFINISHED: Final = re.compile(r"\.\d+\.[0-9a-f-]{36}\.tmp")
 """The name of an entry until it is whole."""

@@ -59,6 +59,14 @@ def test_a_slow_start_is_made_again_whether_the_query_or_the_call_tells_of_it() 
     assert writer.starts == 4
 
 
+def test_a_query_that_is_about_to_end_is_waited_for() -> None:
+    ending, good = Query(f"{SLOW_START}."), Query()
+    ending._left.append("Terminated with exception: Job aborted")
+    writer = Writer(ending, good)
+    assert started(writer) is good
+    assert writer.starts == 2
+
+
 def test_a_query_that_ended_for_another_reason_is_handed_over_and_another_error_raised() -> None:
     failed = Query("no such log")
     writer = Writer(failed)

@@ -86,7 +86,7 @@ class LogWriter(OpenedHere):
 
         async def write() -> list[concurrent.futures.Future[DLSN]]:
             await self._inner.wait_for_room()
-            return [_concurrent(future) for future in self._inner.write_bulk(records)]
+            return _taken(self._inner.write_bulk(records))
 
         return self._pending_all(write())
 
@@ -97,17 +97,14 @@ class LogWriter(OpenedHere):
 
         async def write() -> list[concurrent.futures.Future[DLSN]]:
             await self._inner.wait_for_room()
-            return [_concurrent(future) for future in self._inner.write_record_set(txid, payloads, compression)]
+            return _taken(self._inner.write_record_set(txid, payloads, compression))
 
         return self._pending_all(write())
 
     def _pending_all(
         self, write: Coroutine[object, object, list[concurrent.futures.Future[DLSN]]]
     ) -> list[PendingWrite[DLSN]]:
-        futures = self._runtime.run(write)
-        for future in futures:
-            _raise_if_failed(future)
-        return [PendingWrite(self, future) for future in futures]
+        return [PendingWrite(self, future) for future in self._runtime.run(write)]
 
     def write_encoded_set(
         self, txid: int | None, encoded: bytes | bytearray | memoryview | CheckedSet
@@ -165,14 +162,13 @@ class LogWriter(OpenedHere):
 
     def _pending(self, write: Coroutine[object, object, asyncio.Future[_T]]) -> PendingWrite[_T]:
         async def begin() -> concurrent.futures.Future[_T]:
-            return _concurrent(await write)
+            [taken] = _taken([await write])
+            return taken
 
         try:
-            future = self._runtime.run(begin())
+            return PendingWrite(self, self._runtime.run(begin()))
         finally:
             write.close()
-        _raise_if_failed(future)
-        return PendingWrite(self, future)
 
     def send(self) -> None:
         """Send what is buffered, without waiting for its acknowledgement."""
@@ -309,8 +305,14 @@ def _concurrent(future: asyncio.Future[_T]) -> concurrent.futures.Future[_T]:
     return twin
 
 
-def _raise_if_failed(future: concurrent.futures.Future[_T]) -> None:
-    if future.done():
-        error = future.exception()
-        if error is not None:
+def _taken(futures: Sequence[asyncio.Future[_T]]) -> list[concurrent.futures.Future[_T]]:
+    """Return the futures of what was just written, for another thread. Raises the first refusal.
+
+    Here, on the loop, before it goes on: what has failed by now was refused. To look later would raise the failure of a
+    write that was taken as if it had been refused.
+    """
+    taken = [_concurrent(future) for future in futures]
+    for future in taken:
+        if future.done() and (error := future.exception()) is not None:
             raise error
+    return taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import numpy as np
@@ -10,7 +11,14 @@ import pytest
 
 from dlspark import DLSN, Namespace, Runtime
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import AlreadyClosedError, EndOfStreamError, RecordTooLongError, TransactionIdOutOfOrderError
+from dlspark.core.sync.writer import LogWriter
+from dlspark.errors import (
+    AlreadyClosedError,
+    EndOfStreamError,
+    RecordTooLongError,
+    TransactionIdOutOfOrderError,
+    WriteError,
+)
 from dlspark.testing.cluster import InProcessCluster
 from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.bookie.node.bookie import Bookie
@@ -109,6 +117,38 @@ def test_a_refusal_is_raised_where_the_record_is_written(namespace):
             writer.write(4, b"y")
         with pytest.raises(TransactionIdOutOfOrderError):
             writer.write_bulk([(6, b"z"), (4, b"y")])
+
+
+def test_what_fails_after_it_was_taken_is_no_refusal_however_late_the_thread_that_wrote_it(runtime, monkeypatch):
+    class Failing:
+        """Takes everything, and fails it at the loop's next step."""
+
+        async def wait_for_room(self):
+            pass
+
+        def write(self, txid, payload):
+            loop = asyncio.get_running_loop()
+            future = loop.create_future()
+            loop.call_soon(future.set_exception, WriteError("later"))
+            return future
+
+        def write_bulk(self, records):
+            return [self.write(*record) for record in records]
+
+    run = runtime.run
+
+    def run_and_be_late(coroutine):
+        result = run(coroutine)
+        run(asyncio.sleep(0))
+        run(asyncio.sleep(0))
+        return result
+
+    monkeypatch.setattr(runtime, "run", run_and_be_late)
+    writer = LogWriter(runtime, Failing())
+    for pending in [writer.write(1, b"x"), *writer.write_bulk([(2, b"y"), (3, b"z")])]:
+        assert pending.done()
+        with pytest.raises(WriteError, match="later"):
+            pending.result()
 
 
 def test_iterating_ends_when_the_log_is_sealed(namespace):

@@ -8,10 +8,12 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Protocol
 
 from kazoo.client import KazooClient
 
+from helpers.waiting import wait_until
 from metadata.store import MetadataStore
 from metadata.zookeeper.access import access_by_id
 from metadata.zookeeper.client import ZooKeeperStore
@@ -89,6 +91,11 @@ class MemoryServer:
         self.tree.resume()
 
 
+def _state_of(thread: Path) -> str:
+    """Return the letter of a thread's state, `T` for one that is stopped."""
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 class ZooKeeperServer:
     def __init__(self, server: EmbeddedZooKeeper) -> None:
         self.root = f"/t{next(_NUMBERS)}"
@@ -127,6 +134,9 @@ class ZooKeeperServer:
     def freeze(self) -> None:
         assert self.server.pid is not None
         os.kill(self.server.pid, signal.SIGSTOP)
+        # A signal takes its time on a busy machine: until then the server's threads go on to answer.
+        threads = Path(f"/proc/{self.server.pid}/task")
+        wait_until(lambda: all(_state_of(thread) == "T" for thread in threads.iterdir()))
 
     def thaw(self) -> None:
         assert self.server.pid is not None
