@@ -62,7 +62,7 @@ HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 PAGE = b"a page for who may see it"
 OURS, THEIRS = 1, 2
 """Ledgers: of honest clients, and of nobody yet."""
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 """A server that neither answers nor closes within it has left an attacker waiting."""
 
 
