@@ -243,7 +243,7 @@ class Attacked:
     async def frames_client(self, credentials: ClientCredentials) -> FramesClient:
         """Return a thin client."""
         address = f"127.0.0.1:{self.ports['frames']}"
-        client = await FramesClient.connect(TcpNetwork(), address, credentials=credentials)
+        client = await FramesClient.connect(TcpNetwork(), address, timeout_ms=60_000, credentials=credentials)
         self.guests.push_async_callback(client.close)
         return client
 

@@ -119,7 +119,7 @@ class Secured:
         return ClientCredentials(TlsIdentity(files), token=token)
 
     async def client(self, credentials: ClientCredentials | None) -> FramesClient:
-        return await FramesClient.connect(TcpNetwork(), self.address, credentials=credentials)
+        return await FramesClient.connect(TcpNetwork(), self.address, timeout_ms=60_000, credentials=credentials)
 
 
 @pytest.fixture(name="secured")
@@ -350,7 +350,7 @@ async def test_a_token_in_plain_is_refused_wherever_it_comes(secured: Secured) -
     await plain.start("127.0.0.1", 0)
     try:
         for port in (secured.server.port, plain.port):
-            client = await FramesClient.connect(TcpNetwork(), f"127.0.0.1:{port}")
+            client = await FramesClient.connect(TcpNetwork(), f"127.0.0.1:{port}", timeout_ms=60_000)
             answer = await client.call(Handshake(token=secured.token().reveal().encode()))
             assert isinstance(answer, Refusal)
             assert "without TLS" in answer.message
