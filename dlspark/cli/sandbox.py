@@ -19,10 +19,10 @@ from dlspark.sandbox.state import (
     DEFAULT_NODES,
     DEFAULT_NODES_A_REGION,
     DEFAULT_ROUND_TRIP_MS,
-    SECURITY_FOLDER,
     RegionPlace,
     SandboxState,
     default_directory,
+    entering_line,
 )
 from metadata.foundation.errors import CallerError, NotAppliedError
 
@@ -290,8 +290,7 @@ def _say_more(directory: Path, cold: Path | None, *, secured: bool) -> None:
     if cold is not None:
         typer.echo(_cold_line(directory, cold), err=True)
     if secured:
-        place = directory.absolute() / SECURITY_FOLDER / "client"
-        typer.echo(f"secured; for programs: export DLSPARK_SECURITY={shlex.quote(str(place))}", err=True)
+        typer.echo(f"secured; for programs: {entering_line(directory)}", err=True)
 
 
 def _listens(address: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +32,11 @@ _STATE_FILE = "sandbox.json"
 def default_directory() -> Path:
     """Return where `dlspark sandbox start` keeps its data if no other directory is given."""
     return Path(os.path.expanduser("~")) / ".dlspark" / "sandbox"
+
+
+def entering_line(directory: Path) -> str:
+    """Return the line for a shell whose programs are to enter a secured sandbox as clients."""
+    return f"export DLSPARK_SECURITY={shlex.quote(str(directory.absolute() / SECURITY_FOLDER / 'client'))}"
 
 
 @dataclass(frozen=True, slots=True)
