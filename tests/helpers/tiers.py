@@ -2,7 +2,8 @@
 
 The first has nearly every pure test, the simulation, and each real part (storage nodes, Spark, proxies, Java, the
 command line) at work once: what a newcomer runs. `second_tier.txt` lists the others: in each line a file, a single
-test, with all of its parameters or some, or the tests of a file with one parameter, `file::[parameter]`. What is not listed is in the first.
+test, with all of its parameters or some, or the tests of a file with one parameter, `file::[parameter]`. What is not
+listed is in the first.
 """
 
 from __future__ import annotations
