@@ -151,5 +151,3 @@ class SecuredRuns:
 
         self._patch.setattr(kind, "start_node", start_node)
         self._patch.setattr(kind, "connect", connect_secured)
-
-
