@@ -313,6 +313,11 @@ class ServiceHost:
     async def _read_proofs(self) -> None:
         """Read certificates and keys, and go on reading them as they change. Raises SettingsError."""
         if self._security.mode is SecurityMode.OFF:
+            if self._access.audit_log:
+                _LOG.warning(
+                    "auditLog is set, and security is off: nobody proves who they are, and %s stays empty",
+                    self._access.audit_log,
+                )
             return
         authentication = await asyncio.to_thread(self._security.authentication, self.noted)
         self._authentication = authentication

@@ -283,7 +283,7 @@ def _check_signature(token: str, entry: KeyEntry) -> None:
         from joserfc.jws import JWSRegistry, deserialize_compact
     except ImportError as error:
         raise extra_missing_error(error) from error
-    registry = JWSRegistry(algorithms=[entry.algorithm])
+    registry = JWSRegistry(algorithms=["Ed25519", "EdDSA"] if entry.algorithm == "Ed25519" else [entry.algorithm])
     # The library's own limit is 512 bytes of header, and `read_header` has bounded the whole.
     registry.max_header_length = len(token)
     try:

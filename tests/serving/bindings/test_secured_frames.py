@@ -320,7 +320,9 @@ async def test_a_client_never_falls_back_to_plain(secured: Secured) -> None:
     plain = FramesServer(TcpNetwork(), secured.service)
     await plain.start("127.0.0.1", 0)
     try:
-        with pytest.raises(ProxyUnreachableError, match="could not be secured"):
+        with pytest.raises(
+            NotAuthenticatedError, match=r"could not be secured: the peer does not speak TLS.*security=off"
+        ):
             await FramesClient.connect(
                 TcpNetwork(), f"127.0.0.1:{plain.port}", credentials=secured.credentials(token=secured.token())
             )

@@ -196,7 +196,7 @@ async def test_a_plain_client_is_refused_and_ends_no_ledger_by_it(world: World) 
     writer = await world.nodes.client().create(**a_ledger(), password=b"pw")
     for number in range(5):
         await writer.add(b"%d" % number)
-    with pytest.raises(SecureConnectionError, match="the storage node node-0"):
+    with pytest.raises(SecureConnectionError, match=r"the storage node node-0 .* without TLS.*DLSPARK_SECURITY"):
         await world.ask(OFF)
     plain = world.nodes.client(security=OFF)
     with pytest.raises(LedgerRecoveryError):
