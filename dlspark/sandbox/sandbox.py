@@ -447,7 +447,7 @@ class Sandbox(OpenedHere):
             known |= {place.zookeeper_port, place.quorum_port, place.election_port, place.gateway_port}
         count = self._nodes_wanted + 2 * wanted + 3 + _PORTS_A_REGION * self._regions_wanted
         # Regions have addresses of their own: there a port must be free at all of them.
-        at = "0.0.0.0" if self._regions_wanted else "127.0.0.1"  # nosec B104  # bound to find a free port, never listened on
+        at = "0.0.0.0" if self._regions_wanted else "127.0.0.1"  # noqa: S104  # bound to find a free port, never listened on
         free = free_ports(count, {*known, reader or 0, reader_grpc or 0}, at)
 
         def filled_up(ports: tuple[int, ...], to: int) -> tuple[int, ...]:

@@ -1,4 +1,7 @@
-"""A secured sandbox: who has a certificate of it enters, by itself and through proxies, and nobody else does."""
+"""A secured sandbox: who has a certificate of it enters, by itself and through proxies, and nobody else does.
+
+With --rounds an open sandbox starts beside it, too, in a shell that names its identity.
+"""
 
 from __future__ import annotations
 
@@ -67,10 +70,10 @@ def test_a_client_writes_and_reads_by_the_settings_that_it_is_told(secured: Sand
 
 
 def test_who_has_no_certificate_of_it_gets_nowhere(secured: Sandbox, tmp_path: Path) -> None:
-    with Sandbox(tmp_path / "other", nodes=1, secure=True) as other:
-        foreign = other.security.settings("operator")
-        with pytest.raises(MetadataUnavailableError, match="TLS"):
-            Namespace.open(secured.uri, foreign)
+    other = SandboxSecurity(tmp_path)
+    other.prepare()
+    with pytest.raises(MetadataUnavailableError, match="TLS"):
+        Namespace.open(secured.uri, other.settings("operator"))
 
 
 async def test_nobody_enters_in_plain(secured: Sandbox) -> None:
@@ -154,6 +157,7 @@ def test_all_that_it_writes_is_for_its_owner_alone_and_all_that_listens_is_for_t
     assert [host for host in listening if not is_loopback(host)] == []
 
 
+@pytest.mark.long
 def test_an_open_one_starts_in_a_shell_that_was_put_into_a_secured_one(
     secured: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

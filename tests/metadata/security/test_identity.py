@@ -237,7 +237,7 @@ def test_an_authority_without_a_list_is_warned_of_and_its_certificates_are_refus
     folder = write_folder(tmp_path / "one", good, authority.pem + other.pem, other.revoke())
     ours = TlsIdentity(TlsFiles.of_folder(folder))
     assert "no revocation list of CN=Authority of tests" in caplog.text
-    assert ours.judge(good.der) == "there is no revocation list of its authority, CN=Authority of tests"
+    assert ours.judge(good.der) == "its authority, CN=Authority of tests, has no revocation list"
     with pytest.raises(ssl.SSLCertVerificationError, match="unable to get certificate CRL"):
         shake_hands(ours.server_context(), ours.client_context())
 
