@@ -571,7 +571,7 @@ def test_files_that_are_not_named_are_asked_for(tmp_path: Path, server: TlsIdent
         TlsIdentity(TlsFiles())
     with pytest.raises(IdentityError, match="one of both is not named"):
         TlsIdentity(TlsFiles(certificate=server.files.certificate, authorities=server.files.authorities))
-    with pytest.raises(IdentityError, match=r"No such file.*path .*missing"):
+    with pytest.raises(IdentityError, match=r"this file of it is not there.*path .*missing.*DLSPARK_SECURITY"):
         TlsIdentity(TlsFiles.of_folder(tmp_path / "missing"))
 
 
