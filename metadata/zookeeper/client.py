@@ -28,6 +28,7 @@ from kazoo.security import ACL, Id
 
 from metadata.foundation.addresses import parse_address
 from metadata.foundation.errors import (
+    NO_AUTH_ADVICE,
     BadVersionError,
     CallerError,
     ConnectionLossError,
@@ -99,7 +100,7 @@ _ERRORS: Final[tuple[tuple[type[Exception], type[DistributedLogError], str], ...
     (kz.NotEmptyError, NotEmptyError, "the znode has children"),
     (kz.NoChildrenForEphemeralsError, CallerError, "an ephemeral znode cannot have children"),
     (kz.BadArgumentsError, CallerError, "ZooKeeper refuses the arguments"),
-    (kz.NoAuthError, NoAuthError, "the znode's access control list refuses this session (zkAclId)"),
+    (kz.NoAuthError, NoAuthError, "the znode's access control list refuses this session"),
     (kz.AuthFailedError, CallerError, "ZooKeeper refuses the credentials"),
     (kz.InvalidACLError, CallerError, "ZooKeeper refuses the access control list"),
     (kz.QuotaExceededError, CallerError, "a ZooKeeper quota is exceeded"),
@@ -521,7 +522,7 @@ def _settle(future: asyncio.Future[Any], result: Any) -> None:
 def _translated_error(error: Exception, name: str, path: str) -> DistributedLogError:
     for theirs, ours, message in _ERRORS:
         if isinstance(error, theirs):
-            return ours(f"{name}: {message}", path=path)
+            return ours(f"{name}: {message}", path=path, advice=NO_AUTH_ADVICE if ours is NoAuthError else None)
     return OutcomeUnknownError(f"{name}: ZooKeeper answered {error!r}", path=path)
 
 

@@ -379,10 +379,11 @@ class ServiceHost:
     def _page_host(self) -> str:
         key = "statsHost" if self._kind is ProxyKind.READ else "server_stats_host"
         rule = ListeningRule(
-            "the page with health and metrics",
+            "the page with health and metrics, which has no TLS,",
             key,
             self._settings.insecure_listen,
             harm="read the proxy's state, names of streams, and metrics",
+            secure="let what has TLS take their requests and pass them on to it",
         )
         return rule.host(self._settings.stats_host, secured=False)
 

@@ -175,7 +175,7 @@ class RollingCluster:
 
     def _served(self, child: Child, name: str) -> Child:
         line = child.lines.get(timeout=START_S)
-        assert line is not None, f"{name} does not serve; see {self.log}"
+        assert line is not None, f"{name} does not serve: {self.log.read_text()[-3_000:]}"
         return child
 
     def close(self) -> None:

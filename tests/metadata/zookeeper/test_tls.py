@@ -72,7 +72,7 @@ async def refused(server: EmbeddedZooKeeper, tls: FixedTls, host: str = "127.0.0
 
 
 async def test_a_session_by_tls_does_what_any_session_does(secured: EmbeddedZooKeeper, client: Path) -> None:
-    store = await ZooKeeperStore.connect(secured.address, tls=fixed(client))
+    store = await ZooKeeperStore.connect(secured.address, connect_timeout_ms=60_000, tls=fixed(client))
     # Answers of many records at a time, and one of many records' length.
     big = bytes(range(256)) * 2_000
     await store.create("/big", big)
@@ -85,7 +85,7 @@ async def test_a_session_by_tls_does_what_any_session_does(secured: EmbeddedZooK
     await store.multi([Create("/of-a-multi")])
     await store.put("/big", b"", 0)
     await fired.wait(1)
-    other = await ZooKeeperStore.connect(secured.address, tls=fixed(client))
+    other = await ZooKeeperStore.connect(secured.address, connect_timeout_ms=60_000, tls=fixed(client))
     await other.create("/ephemeral", ephemeral=True)
     await other.close()
     assert await store.exists("/ephemeral") is None
@@ -98,7 +98,7 @@ async def test_a_session_lives_on_while_nothing_is_asked(secured: EmbeddedZooKee
     store = await ZooKeeperStore.connect(secured.address, tls=fixed(client), session_timeout_ms=4_000)
     states, first = Heard(), store.session_id
     store.on_session(states)
-    observer = await ZooKeeperStore.connect(secured.address, tls=fixed(client))
+    observer = await ZooKeeperStore.connect(secured.address, connect_timeout_ms=60_000, tls=fixed(client))
     gone = Heard()
     await store.create("/lives", ephemeral=True)
     await observer.get("/lives", gone)
@@ -300,7 +300,7 @@ async def test_a_running_server_takes_up_a_renewed_certificate(
 
 def _certificate(server: EmbeddedZooKeeper, client: Path) -> bytes | None:
     with (
-        socket.create_connection(("127.0.0.1", server.port), 5) as connection,
+        socket.create_connection(("127.0.0.1", server.port), 60) as connection,
         client_context(client).wrap_socket(connection, server_hostname="127.0.0.1") as secured,
     ):
         return secured.getpeercert(True)
