@@ -180,7 +180,10 @@ async def test_a_token_takes_the_place_of_a_certificate(secured: Secured) -> Non
     await secured.start(proves=True)
     async with connected(secured, secured.credentials("client-1", secured.token())) as client:
         assert await client.call(STREAM) == Done()
-    assert secured.notes.entered == [("it has shown a certificate", "client-1"), ("it has shown a token", "alice")]
+    by_certificate, (by_token, alice) = secured.notes.entered
+    assert by_certificate == ("it has shown a certificate", "client-1")
+    assert alice == "alice"
+    assert by_token.startswith("it has shown a token (")  # its id, by which it can be revoked
     assert str(secured.service.callers[-1].principal) == "alice"
 
 
