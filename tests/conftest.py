@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from helpers import quick_start
+from helpers.security.secured_runs import OPTION, SecuredRuns
 from helpers.sharing import Durations, longest_first
 from helpers.tiers import Tier, has_none_of, keep_tier
 
@@ -33,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--tier", type=Tier, default=Tier.ALL, help="only this tier of the tests: first, second, or all")
     parser.addoption("--seed", type=int, default=None, help="replay one seed of a seeded fault test")
+    parser.addoption(OPTION, action="store_true", help="on secured clusters: mutual TLS on all that tests start")
     parser.addoption("--write-durations", action="store_true", help="write tests/durations.txt: seconds by file")
 
 
@@ -40,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     use_properties(config)
     if config.getoption("--write-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Durations())
+    if config.getoption(OPTION):
+        config.pluginmanager.register(SecuredRuns())
 
 
 def use_properties(config: pytest.Config) -> None:

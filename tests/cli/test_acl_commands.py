@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 
 from dlspark.cli.main import app
 from dlspark.sandbox.sandbox import Sandbox
-from metadata.zookeeper.client import ZooKeeperStore
+from metadata.security.settings import SecuritySettings
+from metadata.zookeeper.securing import open_session
 
 pytestmark = pytest.mark.processes
 
@@ -35,7 +36,7 @@ class RightsShell:
 
     def damage(self, data: bytes) -> None:
         async def put() -> None:
-            store = await ZooKeeperStore.connect(self.zookeeper)
+            store = await open_session(self.zookeeper, SecuritySettings())
             try:
                 await store.put("/rights/.dlspark-rights", data, -1)
             finally:

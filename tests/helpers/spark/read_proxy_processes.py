@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from helpers.security.secured_runs import role_settings
+
 START_S = 60
 
 
@@ -69,7 +71,7 @@ class ReadProxyProcesses:
             process.wait(START_S)
 
     def _start(self, port: int) -> subprocess.Popen[str]:
-        values = {"listenHost": "127.0.0.1", "advertisedHost": "127.0.0.1", "port": port}
+        values = {"listenHost": "127.0.0.1", "advertisedHost": "127.0.0.1", "port": port, **role_settings("proxy")}
         command = [sys.executable, "-m", "dlspark.serving.read_proxy", f"--uri={self._uri}"]
         with (self._place / "read-proxies.log").open("ab") as log:
             return subprocess.Popen(

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
     """Run one ZooKeeper for all tests of a process, each of which has paths of its own in it."""
+    from helpers.security.secured_runs import zookeeper_security
     from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
-    with EmbeddedZooKeeper(Path(tmp_path_factory.mktemp("zookeeper"))) as server:
+    with EmbeddedZooKeeper(Path(tmp_path_factory.mktemp("zookeeper")), security=zookeeper_security()) as server:
         yield server
 
 
