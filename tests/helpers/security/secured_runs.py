@@ -37,6 +37,8 @@ OPTION: Final = "--secured"
 VARIABLE: Final = "DLSPARK_SECURITY"
 DEFAULT_ROLE: Final = "client"
 REAL_MARKERS: Final = ("processes", "spark")
+REAL_FIXTURES: Final = ("driver_world",)
+"""Storage nodes on sockets of this process, whose clients are found as tasks are: by the variable."""
 NETWORKS: Final = tuple(f"127.9.{number}" for number in range(1, 9))
 """Prefixes of addresses for hosts of a test's own (`ForwardedNetwork`); certificates name these addresses."""
 FIRST_HOST: Final = 10
@@ -109,6 +111,7 @@ class SecuredRuns:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Set the variable before any fixture of the test, or take it away: worlds in memory know no TLS."""
         real = any(item.get_closest_marker(name) is not None for name in REAL_MARKERS)
+        real = real or not set(REAL_FIXTURES).isdisjoint(getattr(item, "fixturenames", ()))
         identity = item.get_closest_marker("identity")
         role = DEFAULT_ROLE if identity is None else identity.args[0]
         if real and role:
