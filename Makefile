@@ -40,11 +40,9 @@ quick: lint ## lint, types, contracts, and the tests of what has changed since o
 check: test ## all there is: `make test`, then the second tier of the tests, half an hour in all
 	@$(MAKE) --no-print-directory unit TIER=second
 
-lint: $(STAMP) ## ruff: style and format; bandit: what is unsafe; detect-secrets: no secret in the sources
+lint: $(STAMP) ## ruff: style, format, what is unsafe (bandit's rules); detect-secrets: no secret in the sources
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@find dlspark storage_node metadata pyspark_distributedlog.py setup.py -name '*.py' | LC_ALL=C sort \
-		| xargs -P 2 -n 120 $(BIN)/bandit --quiet --configfile pyproject.toml
 	@grep -rlIE "$(SECRETIVE)" $(SEARCHED) --include='*.py' --include='*.c*' --include='*.toml' --include='*.md' --include=Makefile \
 		| LC_ALL=C sort | xargs -P 2 -n 40 $(BIN)/detect-secrets-hook --baseline .secrets.baseline
 

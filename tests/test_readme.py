@@ -14,8 +14,12 @@ import psutil
 import pytest
 from helpers.paths import ROOT
 
+from metadata.security.settings import VARIABLE
+
 SETUP = ("make setup\n", "source .venv/bin/activate\n")
 SCRATCH = "/tmp/dlspark-tour"
+START = "dlspark sandbox start --detach\n"
+SECURED = re.compile(r"`(dlspark sandbox start --secure --detach)` and the one line that it prints,\n`(export [^`]+)`")
 
 pytestmark = [pytest.mark.processes, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -28,7 +32,19 @@ def tour_blocks() -> Iterator[tuple[str, str]]:
         yield match[1], match[2]
 
 
-def as_script(scratch: Path) -> str:
+def secured_start(said: Path) -> str:
+    """What the README says in words of a secured sandbox, as commands, in the place of `START`.
+
+    The line that the sandbox prints, into `said`, is the one that the README has, but for how the home is written.
+    """
+    found = SECURED.search((ROOT / "README.md").read_text())
+    assert found is not None, "the README says no more how to start a secured sandbox"
+    start, export = found.groups()
+    printed = f"secured; for programs: {export.replace('~', '$HOME')}"
+    return f'{start} 2> "{said}"\ncat "{said}" >&2\ngrep -qxF "{printed}" "{said}"\n{export}\n'
+
+
+def as_script(scratch: Path, *, secured: bool = False) -> str:
     """The tour as one bash script; each Python block is a program of its own, and the streaming one runs twice in it.
 
     It writes to `scratch`: another clone's tests, or another user's, may run at the same time.
@@ -40,6 +56,9 @@ def as_script(scratch: Path) -> str:
     script = "".join(parts)
     assert SCRATCH in script
     script = script.replace(SCRATCH, str(scratch))
+    assert START in script
+    if secured:
+        script = script.replace(START, secured_start(scratch.with_suffix(".said")))
     for line in SETUP:
         assert line in script, f"the tour no longer says {line.strip()!r}"
         # Under `make test` the set-up has just been done by make itself; anywhere else this interpreter stands in.
@@ -63,15 +82,19 @@ def _has_home(process: psutil.Process, home: Path) -> bool:
         return False  # Another user's, or gone.
 
 
-def test_every_command_of_the_tour_works(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "secured", [pytest.param(False, id="open"), pytest.param(True, id="secured", marks=pytest.mark.long)]
+)
+def test_every_command_of_the_tour_works(tmp_path: Path, secured: bool) -> None:
+    unset = ("DLSPARK_URI", "PYSPARK_PYTHON", VARIABLE)
     environment = {
-        **{name: value for name, value in os.environ.items() if name not in ("DLSPARK_URI", "PYSPARK_PYTHON")},
+        **{name: value for name, value in os.environ.items() if name not in unset},
         "HOME": str(tmp_path),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     try:
         done = subprocess.run(
-            ["bash", "-c", as_script(tmp_path / "tour")],
+            ["bash", "-c", as_script(tmp_path / "tour", secured=secured)],
             cwd=ROOT,
             env=environment,
             capture_output=True,

@@ -8,9 +8,12 @@ from the CSV; any difference ends the demo with status 1.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -32,6 +35,7 @@ from dlspark.demo.datasets import (
 )
 from dlspark.sandbox.sandbox import Sandbox
 from dlspark.spark import builder, start
+from metadata.security.settings import VARIABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,6 +63,7 @@ class Demo:
 
     output: Path
     console: Console
+    secure: bool = False
     differences: list[str] = field(default_factory=list)
     rows: list[tuple[str, str, str]] = field(default_factory=list)
 
@@ -72,15 +77,19 @@ class Demo:
             records = flight_records()
             figures = flight_figures(int(REWIND_TO.timestamp()) * 1000)
             write_json_lines(records, work / "incoming", FILES)
-            self._say("1", "Starting the sandbox: ZooKeeper and four storage nodes")
-            with Sandbox(work / "sandbox") as sandbox:
+            how = ", TLS on every connection" if self.secure else ""
+            self._say("1", f"Starting the sandbox: ZooKeeper and four storage nodes{how}")
+            with Sandbox(work / "sandbox", secure=self.secure) as sandbox:
                 self.console.print(f"   {sandbox.uri}")
-                spark = spark_session(sandbox.uri, work)
-                try:
-                    self._declare(spark)
-                    self._story(spark, sandbox, work, records, figures)
-                finally:
-                    spark.stop()
+                if self.secure:
+                    self.console.print(f"   who enters has a certificate of its authority: {VARIABLE} names its folder")
+                with identity(sandbox.security.client_folder if self.secure else None):
+                    spark = spark_session(sandbox.uri, work)
+                    try:
+                        self._declare(spark)
+                        self._story(spark, sandbox, work, records, figures)
+                    finally:
+                        spark.stop()
         self._summary(time.monotonic() - started)
         return 1 if self.differences else 0
 
@@ -270,6 +279,22 @@ class Demo:
         return Progress(*columns, console=self.console)
 
 
+@contextlib.contextmanager
+def identity(folder: Path | None) -> Iterator[None]:
+    """Let this process, and what it starts, be what an identity folder says, by the variable alone, as in a user's
+    shell; or nobody, whatever the shell says: what it names is of another cluster.
+    """
+    former = os.environ.pop(VARIABLE, None)
+    if folder is not None:
+        os.environ[VARIABLE] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE, None)
+        if former is not None:
+            os.environ[VARIABLE] = former
+
+
 def spark_session(uri: str, work: Path) -> SparkSession:
     """Start a local session as the README advises to begin."""
     checkpoints = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -333,6 +358,6 @@ def plot_flights_per_day(counts: dict[tuple[str, str], int], path: Path) -> None
     pyplot.close(figure)
 
 
-def run_demo(output: Path) -> int:
+def run_demo(output: Path, *, secure: bool = False) -> int:
     """Run `dlspark demo`, and return the exit status."""
-    return Demo(output.absolute(), Console(highlight=False)).run()
+    return Demo(output.absolute(), Console(highlight=False), secure).run()

@@ -24,13 +24,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dlspark.default_namespace import ADVICE, default_uri
-from dlspark.sandbox.state import SandboxState
+from dlspark.default_namespace import ADVICE, VARIABLE, default_uri
+from dlspark.sandbox.state import SandboxState, default_directory, entering_line
 from dlspark.version import __version__
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.plurals import counted
 from metadata.zookeeper.embedded import MINIMUM_JAVA, find_java
+
+if TYPE_CHECKING:
+    from metadata.security.identity import TlsIdentity
 
 DESCRIPTORS_NEEDED = 512
 DESCRIPTORS_WANTED = 4096
@@ -230,10 +234,20 @@ def check_identity() -> Iterator[CheckFinding]:
         yield fail("identity", str(error), error.advice or "docs/security.md says what an identity folder has")
         return
     if identity is None:
-        yield ok("identity", "security is off: connections are plain, and nobody proves who they are")
+        sandbox = _secured_sandbox()
+        if sandbox is None:
+            yield ok("identity", "security is off: connections are plain, and nobody proves who they are")
+        else:
+            found = f"security is off here, and the sandbox in {sandbox} is secured"
+            yield warn("identity", found, entering_line(sandbox))
         return
     own = identity.own_certificate
     whose = f"{own.subject_text} by {own.issuer_text}" if own is not None else "no certificate of one's own"
+    if (refused := _refused_by_its_own(identity)) is not None:
+        yield fail(
+            "identity", f"{whose}: {refused}", "dlspark tls renew, or issue another, and give the new folder out"
+        )
+        return
     for said in identity.endings():
         yield warn("identity", said, "dlspark tls renew, and give the new folder out")
     if settings.client_mode() is SecurityMode.OPTIONAL:
@@ -244,6 +258,34 @@ def check_identity() -> Iterator[CheckFinding]:
         )
     else:
         yield ok("identity", whose)
+
+
+def _secured_sandbox() -> Path | None:
+    """Return the directory of the sandbox whose namespace is taken where none is named, if it is secured."""
+    directory = default_directory()
+    try:
+        state = SandboxState.load(directory)
+    except CallerError:
+        return None  # said by check_ports
+    named = os.environ.get(VARIABLE, "").strip()
+    return directory if state is not None and state.secured and state.running() and not named else None
+
+
+def _refused_by_its_own(identity: TlsIdentity) -> str | None:
+    """Return why servers that have the same authorities and lists would refuse this certificate; None: they would not.
+
+    Nothing is known of one whose authority is another than those that are believed here.
+    """
+    from metadata.security.certificates import CERTIFICATE, pem_blocks, read_certificate
+
+    own = identity.own_certificate
+    if own is None:
+        return None
+    files = identity.material
+    believed = [read_certificate(one.body) for one in pem_blocks(files.authorities) if one.label == CERTIFICATE]
+    if own.issuer not in {one.subject for one in believed}:
+        return None
+    return identity.judge(next(one.body for one in pem_blocks(files.chain) if one.label == CERTIFICATE))
 
 
 # ---------------------------------------------------------------------- the namespace

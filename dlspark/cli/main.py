@@ -163,6 +163,9 @@ def options(
 @plain_errors
 def demo(
     output: Annotated[Path, typer.Option(help="Where the plot is written.")] = Path("demo-output"),
+    secure: Annotated[
+        bool, typer.Option("--secure", help="On a secured cluster: TLS and certificates on every connection.")
+    ] = False,
 ) -> None:
     """Run the main job: a year of flights through a replicated log and Spark, with faults, every figure checked."""
     missing = [name for name in _DEMO_PACKAGES if find_spec(name) is None]
@@ -177,7 +180,7 @@ def demo(
         raise CallerError(f"nothing can be written there: {error.strerror}", path=str(output)) from error
     from dlspark.cli.demo import run_demo
 
-    raise typer.Exit(run_demo(output))
+    raise typer.Exit(run_demo(output, secure=secure))
 
 
 @app.command()

@@ -19,10 +19,10 @@ from dlspark.sandbox.state import (
     DEFAULT_NODES,
     DEFAULT_NODES_A_REGION,
     DEFAULT_ROUND_TRIP_MS,
-    SECURITY_FOLDER,
     RegionPlace,
     SandboxState,
     default_directory,
+    entering_line,
 )
 from metadata.foundation.errors import CallerError, NotAppliedError
 
@@ -290,8 +290,7 @@ def _say_more(directory: Path, cold: Path | None, *, secured: bool) -> None:
     if cold is not None:
         typer.echo(_cold_line(directory, cold), err=True)
     if secured:
-        place = directory.absolute() / SECURITY_FOLDER / "client"
-        typer.echo(f"secured; for programs: export DLSPARK_SECURITY={shlex.quote(str(place))}", err=True)
+        typer.echo(f"secured; for programs: {entering_line(directory)}", err=True)
 
 
 def _listens(address: str) -> bool:
@@ -325,7 +324,7 @@ def _start_detached(
     import subprocess
 
     from dlspark.sandbox.processes import START_TIMEOUT_S, child_environment
-    from metadata.foundation.private_files import DIRECTORY_MODE
+    from metadata.foundation.private_files import DIRECTORY_MODE, private_opener
 
     directory = directory.absolute()
     log = directory / "sandbox.log"
@@ -344,7 +343,7 @@ def _start_detached(
         )
     try:
         directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-        errors = log.open("wb")
+        errors = open(log, "wb", opener=private_opener)  # noqa: SIM115  # closed below
     except OSError as error:
         raise CallerError(
             f"the sandbox cannot use its directory: {error.strerror}; it was not started",

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from metadata.foundation import processes
 from metadata.foundation.errors import CallerError
+from metadata.foundation.private_files import write_private_text
 
 LOCAL_HOST = "127.0.0.1"
 NAMESPACE_PATH = "/distributedlog"
@@ -31,6 +33,11 @@ _STATE_FILE = "sandbox.json"
 def default_directory() -> Path:
     """Return where `dlspark sandbox start` keeps its data if no other directory is given."""
     return Path(os.path.expanduser("~")) / ".dlspark" / "sandbox"
+
+
+def entering_line(directory: Path) -> str:
+    """Return the line for a shell whose programs are to enter a secured sandbox as clients."""
+    return f"export DLSPARK_SECURITY={shlex.quote(str(directory.absolute() / SECURITY_FOLDER / 'client'))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +196,7 @@ class SandboxState:
         """Keep the state in `directory`; a reader sees the old file or the new one, whole."""
         path = directory / _STATE_FILE
         scratch = path.with_suffix(".tmp")
-        scratch.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        write_private_text(scratch, json.dumps(asdict(self), indent=2) + "\n")
         scratch.replace(path)  # a rename is atomic
 
     def running(self) -> bool:

@@ -22,7 +22,7 @@ The tree's root lives on the lowest floor because arrows may only point down; `s
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
 
@@ -102,6 +102,13 @@ class InvariantViolation(DistributedLogError):
 
 class OpenedElsewhereError(CallerError):
     """It is open in one process, and on one event loop; it was to be copied, or used, elsewhere. Nothing was done."""
+
+
+NO_AUTH_ADVICE: Final = (
+    "It showed no identity that may do this: a program that opens namespaces itself needs the cluster's "
+    "zookeeper.secret in its identity folder (dlspark tls issue --cluster-secret), or zkAclId where the logs are that "
+    "identity's; clients of proxies ask these by their addresses"
+)
 
 
 class NoAuthError(CallerError):

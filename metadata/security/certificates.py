@@ -70,6 +70,8 @@ class CertificateFacts:
     is_authority: bool
     fingerprint: str
     """SHA-256 of the whole certificate, in hexadecimal digits."""
+    key: bytes
+    """The public key with its algorithm, DER (`SubjectPublicKeyInfo`)."""
 
     def ends_soon(self, now_s: float) -> bool:
         """Return whether less than a third of its time is left."""
@@ -154,7 +156,7 @@ def read_certificate(der: bytes) -> CertificateFacts:
         del signed[0]
     if len(signed) < 6:
         raise DerError("a certificate lacks fields")
-    serial, _, issuer, validity, subject, _ = signed[:6]
+    serial, _, issuer, validity, subject, key = signed[:6]
     times = validity.expect(SEQUENCE).children()
     if len(times) != 2:
         raise DerError("a certificate's validity is not two times")
@@ -175,6 +177,7 @@ def read_certificate(der: bytes) -> CertificateFacts:
         emails=tuple(_ia5(one) for one in alternatives if one.tag == _EMAIL),
         is_authority=is_authority,
         fingerprint=sha256(der).hexdigest(),
+        key=key.whole,
     )
 
 

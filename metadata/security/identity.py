@@ -26,10 +26,11 @@ import ssl
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
+from metadata.security.certificate_paths import path_objection
 from metadata.security.certificates import (
     REVOCATIONS,
     CertificateFacts,
@@ -168,6 +169,7 @@ class _Generation:
     own: CertificateFacts | None
     server: ssl.SSLContext | None
     client: ssl.SSLContext
+    authorities: tuple[CertificateFacts, ...]
     trusted: frozenset[Name]
     lists: tuple[RevocationList, ...] | None
 
@@ -288,19 +290,27 @@ class TlsIdentity:
             self._warned = reason
             logger.warning("changed certificates are not taken over, the old ones stay in use: %s", reason)
 
-    def judge(self, der: bytes, now_s: float | None = None) -> str | None:
+    def judge(self, der: bytes, now_s: float | None = None, shown: Sequence[bytes] | None = None) -> str | None:
         """Return why a peer's certificate, once verified, is not good any more; None: it is.
 
         Looked at are its time, the revocation lists of this generation, and whether its authority has been believed
         before and is not now. An authority that stands between (one that the peer itself showed) is known to the
-        handshake only.
+        handshake only, unless `shown` says which the peer has shown beside its own (DER): who verifies without lists,
+        as gRPC does, has to say it, and the whole way to an authority is judged then.
         """
         now = self._clock() if now_s is None else now_s
         current = self._current
         try:
             facts = read_certificate(der)
+            others = [read_certificate(one) for one in shown or ()]
         except ValueError as error:
             return f"it cannot be read: {error}"
+        why = self._objection(facts, current, now)
+        if why is not None or shown is None:
+            return why
+        return path_objection(facts, others, current.authorities, lambda one: self._objection(one, current, now))
+
+    def _objection(self, facts: CertificateFacts, current: _Generation, now: float) -> str | None:
         if now >= facts.not_after_s:
             return f"it ended at {moment_text(facts.not_after_s)}"
         if now < facts.not_before_s:
@@ -312,17 +322,14 @@ class TlsIdentity:
         if current.lists is None:
             return None
         lists = [one for one in current.lists if one.issuer == facts.issuer]
-        if not lists and facts.issuer in current.trusted:
-            # As in a handshake: there may be lists since this one was made.
+        if not lists:
+            # As OpenSSL has it. There may be lists only since the handshake, and gRPC's looks at none.
             return f"its authority, {facts.issuer_text}, has no revocation list"
         for one in lists:
-            if facts.serial in one.serials:
-                return f"its authority, {facts.issuer_text}, has revoked it"
             if one.next_update_s is not None and now >= one.next_update_s:
                 return f"the revocation list of {facts.issuer_text} ended at {moment_text(one.next_update_s)}"
-        if current.lists is not None and all(one.issuer != facts.issuer for one in current.lists):
-            # As OpenSSL has it; gRPC's handshake looks at no lists, so that this is all that keeps such a one out.
-            return f"there is no revocation list of its authority, {facts.issuer_text}"
+            if facts.serial in one.serials:
+                return f"its authority, {facts.issuer_text}, has revoked it"
         return None
 
     def principal_of(self, der: bytes) -> Principal:
@@ -443,7 +450,7 @@ class TlsIdentity:
                 self.files.revoked,
                 trusted[name],
             )
-        return _Generation(material, own, server, client, frozenset(trusted), lists)
+        return _Generation(material, own, server, client, tuple(authorities), frozenset(trusted), lists)
 
     def _check_time(self, own: CertificateFacts) -> None:
         now = self._clock()

@@ -101,6 +101,13 @@ def read_file(path: str, limit: int = MAX_FILE_BYTES) -> bytes:
     try:
         with open(path, "rb") as file:
             content = file.read(limit + 1)
+    except FileNotFoundError as error:
+        raise file_error(
+            path,
+            "it cannot be read: security is on, and this file of it is not there",
+            "Name the identity folder that dlspark tls has made, by securityDirectory or the variable "
+            "DLSPARK_SECURITY, or by its own key each file that lies elsewhere",
+        ) from error
     except OSError as error:
         raise file_error(path, f"it cannot be read: {error.strerror or error}") from error
     if len(content) > limit:

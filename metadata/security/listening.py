@@ -81,7 +81,7 @@ class ListeningRule:
             return host
         if not host and is_loopback(advertised):
             return LOOPBACK if advertised.lower() == "localhost" else advertised.strip("[]")
-        where = "every address of this machine" if host in ("", "0.0.0.0", "::") else host  # nosec B104  # a comparison
+        where = "every address of this machine" if host in ("", "0.0.0.0", "::") else host  # noqa: S104  # a comparison
         raise self.error(
             f"{self.what} would listen on {where} without security: whoever reaches the port could {self.harm}. "
             "It did not start",

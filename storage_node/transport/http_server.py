@@ -220,7 +220,7 @@ class HttpServer:
 def _listening(host: str, port: int) -> socket.socket:
     """Return a listening socket; without a host, on all interfaces. Raises OSError."""
     both = not host and socket.has_dualstack_ipv6()
-    found = {info[0] for info in socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)}  # nosec B104  # which addresses there are
+    found = {info[0] for info in socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)}  # noqa: S104  # which addresses there are
     family = socket.AF_INET6 if both or socket.AF_INET not in found else socket.AF_INET
     listening = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
     listening.setblocking(False)

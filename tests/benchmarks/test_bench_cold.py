@@ -1,4 +1,7 @@
-"""The benchmark of cold storage does what it measures: what is late, lost or there twice is seen, files are counted."""
+"""The benchmark of cold storage does what it measures: what is late, lost or there twice is seen, files are counted.
+
+The benchmark itself runs with --rounds, on a small scale.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +93,7 @@ def test_another_year_has_the_same_flights_under_new_ids() -> None:
 
 
 @processes
+@pytest.mark.long
 def test_all_rows_are_measured_on_a_small_scale(tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster") as cluster, object_server(tmp_path / "objects") as server:
         benchmark = ColdBenchmark(cluster, tmp_path, server, flights().slice(0, 5_000), noise_bytes=2_000_000)

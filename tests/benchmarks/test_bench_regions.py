@@ -1,4 +1,7 @@
-"""The benchmark of regions does what it measures: what was added is taken away, and bytes are those that were sent."""
+"""The benchmark of regions does what it measures: what was added is taken away, and bytes are those that were sent.
+
+It runs with --rounds: what it measures is tested by its parts, and it ends with an error where a row has none.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from benchmarks.regions import ABROAD, HOME, SECOND, RegionBenchmark
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(sys.platform != "linux", reason="regions need an address each"),
 ]

@@ -1,4 +1,7 @@
-"""The benchmark of proxies does what it measures: loads count what was acknowledged, moves and reads look at all."""
+"""The benchmark of proxies does what it measures: loads count what was acknowledged, moves and reads look at all.
+
+With --rounds many readers and take-overs, too.
+"""
 
 from __future__ import annotations
 
@@ -144,6 +147,7 @@ def test_idle_clients_stay_connected_while_memory_is_read(proxies: list[ProxyPro
 
 
 @processes
+@pytest.mark.long
 def test_many_readers_have_every_record(warm_sandbox: WarmSandbox, tmp_path: Path) -> None:
     read = iter([10, 17])
     with read_proxy(warm_sandbox.uri, tmp_path) as proxy:

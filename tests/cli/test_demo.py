@@ -13,8 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from dlspark.cli import main
+from dlspark.cli.demo import identity
 from dlspark.cli.demo_moves import DemoMove
 from metadata.foundation.errors import NotAppliedError
+from metadata.security.settings import VARIABLE
 
 LOOKS_LIKE_FAILURE = re.compile(
     r"Traceback|^\s+File \"|\b\w*(?:Error|Exception)\b|\bERROR\b|\bFATAL\b|fail|refused|broken|abort|DIFFER|^\s+at \w",
@@ -75,11 +77,28 @@ def test_a_demo_that_ends_early_leaves_no_pass_behind(tmp_path: Path) -> None:
     assert move.ended
 
 
+def test_the_demo_s_identity_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "another cluster's")
+    with identity(tmp_path):
+        assert os.environ[VARIABLE] == str(tmp_path)
+    with identity(None):
+        assert VARIABLE not in os.environ, "a plain sandbox knows nobody of the cluster that the shell names"
+    assert os.environ[VARIABLE] == "another cluster's"
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(ValueError, match="breaks"), identity(tmp_path):
+        raise ValueError("the demo breaks")
+    assert VARIABLE not in os.environ
+
+
 @pytest.mark.processes
-def test_the_demo_ends_well_and_no_line_looks_like_a_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [pytest.param([], id="open"), pytest.param(["--secure"], id="secured", marks=pytest.mark.long)]
+)
+def test_the_demo_ends_well_and_no_line_looks_like_a_failure(tmp_path: Path, options: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "dlspark.cli", "demo", "--output", str(tmp_path / "out")],
-        env=os.environ | {"HOME": str(tmp_path), "COLUMNS": "200"},
+        [sys.executable, "-m", "dlspark.cli", "demo", "--output", str(tmp_path / "out"), *options],
+        # A cluster that the shell was put into is not the demo's.
+        env=os.environ | {"HOME": str(tmp_path), "COLUMNS": "200", VARIABLE: str(tmp_path / "none")},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -88,6 +107,7 @@ def test_the_demo_ends_well_and_no_line_looks_like_a_failure(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all equal" in done.stdout
+    assert ("TLS on every connection" in done.stdout) == bool(options)
     assert failures(done.stdout) == []
     assert failures(done.stderr) == []
     made = re.search(r"(\d+) files made; of (\d+) of them the copies on storage nodes are gone", done.stdout)

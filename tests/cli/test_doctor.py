@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.security.minting import DAY, MintedAuthority, now
+from helpers.security.minting import DAY, MintedAuthority, now, write_folder
 
 from dlspark.cli import doctor_checks
 from dlspark.sandbox.sandbox import Sandbox
-from dlspark.sandbox.state import SandboxState
+from dlspark.sandbox.state import SandboxState, default_directory
+from metadata.foundation import processes
 
 
 class Doctor:
@@ -282,6 +283,32 @@ def test_an_identity_that_ends_or_protects_little_is_found(
     else:
         monkeypatch.setenv("DLSPARK_SECURITY", str(folder))
     assert [one.verdict.value for one in doctor_checks.check_identity()] == verdicts
+
+
+def test_an_identity_that_its_own_list_has_revoked_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = MintedAuthority()
+    pair, other = authority.issue("client"), authority.issue("other")
+    folder = write_folder(tmp_path / "id", pair, authority.pem, authority.revoke(other))
+    monkeypatch.setenv("DLSPARK_SECURITY", str(folder))
+    assert [one.verdict.value for one in doctor_checks.check_identity()] == ["ok"]
+    write_folder(folder, pair, authority.pem, authority.revoke(other, pair))
+    (found,) = doctor_checks.check_identity()
+    assert found.verdict.value == "fail"
+    assert "has revoked it" in found.found
+
+
+@pytest.mark.parametrize(("secured", "named", "verdict"), [(True, "", "warn"), (False, "", "ok"), (True, "x", "ok")])
+def test_a_shell_that_is_not_in_the_secured_sandbox_that_runs_is_told_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secured: bool, named: str, verdict: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DLSPARK_URI", named)
+    directory = default_directory()
+    directory.mkdir(parents=True)
+    SandboxState(1, (2,), os.getpid(), processes.started(os.getpid()), secured=secured).save(directory)
+    (found,) = doctor_checks.check_identity()
+    assert found.verdict.value == verdict
+    assert (f"DLSPARK_SECURITY={directory}/security/client" in found.todo) == (verdict == "warn")
 
 
 def test_without_security_an_identity_is_not_missed() -> None:

@@ -26,7 +26,7 @@ from helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
-ROUNDS = {"forwarders": ROUNDS_FOR_ALL, "namespaces": 2}
+ROUNDS = {"forwarders": ROUNDS_FOR_ALL, "namespaces": 1}
 FIRST_SEED = {"forwarders": 0, "namespaces": 1000}
 LIVENESS_S = 120.0
 PROGRESS = 15

@@ -41,7 +41,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="regions need an address each"),
 ]
 
-DEFAULT_ROUNDS = 2
+DEFAULT_ROUNDS = 1
 ROUND_TRIP_MS = 20.0
 SLOW_ROUND_TRIP_MS = 800.0
 LOST_FOR_S = 5.0

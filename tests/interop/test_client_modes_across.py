@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from helpers.interop.clusters import InteropCluster, both_versions
+from helpers.interop.clusters import InteropCluster, newest_version
 from helpers.interop.java_tool import make_payload
 
 from dlspark.testing.java_process import JavaTool
@@ -26,7 +26,7 @@ def batches_served(client: LedgerClient) -> int:
     return sum(connection._served for connection in context.pool._batches.values())
 
 
-@both_versions
+@newest_version
 async def test_our_client_reads_in_batches_from_bookies_of_either_kind(
     java: JavaTool, either_cluster: InteropCluster
 ) -> None:
@@ -39,7 +39,7 @@ async def test_our_client_reads_in_batches_from_bookies_of_either_kind(
         assert batches_served(client) == 3
 
 
-@both_versions
+@newest_version
 async def test_deferred_sync_force_and_lac_work_with_bookies_of_either_kind(
     java: JavaTool, either_cluster: InteropCluster
 ) -> None:

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from helpers.interop.clusters import OurBookie, both_versions
+from helpers.interop.clusters import OurBookie, newest_version
 
 from dlspark.testing.java_process import JavaError, JavaTool, free_port
 from metadata.bookkeeper.bookies import BookieRegistry
@@ -27,7 +27,7 @@ def two_roots(java: JavaTool, zk: str) -> tuple[str, str]:
     return roots[0], roots[1]
 
 
-@both_versions
+@newest_version
 async def test_our_node_starts_again_where_it_belongs_and_nowhere_else(
     java: JavaTool, zk: str, two_roots: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -56,7 +56,7 @@ async def test_our_node_starts_again_where_it_belongs_and_nowhere_else(
         await asyncio.to_thread(wiped.start)
 
 
-@both_versions
+@newest_version
 async def test_a_real_bookie_and_our_node_do_not_take_each_other_s_place(
     java: JavaTool, zk: str, two_roots: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 Each row is one state of a log. Its writer brings it there; then both libraries have to tell the same of it: segments,
 records from every interesting position, first and last record, counts, and where readers by transaction id begin.
+Without --rounds the logs are compressed, and Java is the newest one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import pytest
 from helpers.interop.clusters import NEWEST, VERSIONS
 from helpers.interop.log_sides import FIRST_TXID, OurSide, Pair, SideWriter, expected, pair_of
+from helpers.rounds import with_rounds
 
 from dlspark.testing.java_process import JavaTool
 
@@ -128,6 +130,13 @@ STATES: dict[str, State] = {
 }
 
 
+@pytest.fixture(params=["lz4", *with_rounds("none")])
+def compression(request: pytest.FixtureRequest) -> str:
+    """Give what both sides write with; `test_logs_across` has records with and without it."""
+    value: str = request.param
+    return value
+
+
 @pytest.fixture
 def pair(java: JavaTool, uri: str, log_name: str, way: str, compression: str) -> Iterator[Pair]:
     with pair_of(java, uri, log_name, way, compressionType=compression) as opened:
@@ -138,7 +147,7 @@ def rows() -> list[object]:
     """Every state with the newest version, some with the older one, too."""
     older = ("completed", "partially truncated by the other", "sealed")
     return [
-        pytest.param(version, state, id=f"{state}-{version}")
+        pytest.param(version, state, id=f"{state}-{version}", marks=() if version == NEWEST else pytest.mark.long)
         for version in VERSIONS
         for state in STATES
         if version == NEWEST or state in older

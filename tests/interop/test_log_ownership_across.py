@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-from helpers.interop.clusters import both_versions
+from helpers.interop.clusters import newest_version
 from helpers.interop.log_sides import (
     FIRST_TXID,
     OWNERSHIP_FAILED,
@@ -205,14 +205,14 @@ def heir_goes_on(acknowledged: list[str], log: str, uri: str, java: JavaTool, he
         assert ours.segments() == javas.segments()
 
 
-@both_versions
+@newest_version
 def test_we_recover_and_continue_the_log_of_a_killed_java_writer(
     java: JavaTool, victim: JavaTool, uri: str, log_name: str
 ) -> None:
     heir_goes_on(java_killed_writer(victim, uri, log_name), log_name, uri, java, "ours")
 
 
-@both_versions
+@newest_version
 def test_java_recovers_and_continues_the_log_of_our_killed_writer(
     java: JavaTool, uri: str, log_name: str, version: str
 ) -> None:

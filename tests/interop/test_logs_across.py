@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.interop.clusters import InteropCluster, both_versions
+from helpers.interop.clusters import InteropCluster, newest_version
 from helpers.interop.java_tool import make_payload
 from helpers.interop.log_sides import (
     FIRST_TXID,
@@ -54,7 +54,7 @@ def same_segments(ours: list[SegmentMetadata], javas: list[dict[str, Any]]) -> N
     ]
 
 
-@both_versions
+@newest_version
 def test_java_reads_what_we_wrote(java_log: JavaLog, uri: str, log_name: str, compression: str) -> None:
     with our_log(uri, log_name, compressionType=compression) as log:
         dlsns = we_write(log, 0, 700) + we_write(log, 700, 300)  # two segments
@@ -68,7 +68,7 @@ def test_java_reads_what_we_wrote(java_log: JavaLog, uri: str, log_name: str, co
         same_segments(log.segments(), java_log.call("segments"))
 
 
-@both_versions
+@newest_version
 def test_we_read_what_java_wrote(java_log: JavaLog, uri: str, log_name: str) -> None:
     java_log.call("create")
     dlsns = java_writes(java_log, 0, 700) + java_writes(java_log, 700, 300)
@@ -101,7 +101,7 @@ def places(answer: Appended) -> list[str]:
     return [str(answer.first._replace(slot_id=answer.first.slot_id + slot)) for slot in range(answer.records)]
 
 
-@both_versions
+@newest_version
 def test_java_reads_and_continues_a_log_of_idempotent_producers(
     java_log: JavaLog, uri: str, log_name: str, compression: str
 ) -> None:
@@ -206,7 +206,7 @@ def test_the_end_of_stream_that_java_marks_stops_us(plain_java_log: JavaLog, uri
             writer.write(2000, b"too late").result(60)
 
 
-@both_versions
+@newest_version
 def test_a_namespace_bound_by_java_on_real_bookies_is_ours_to_use(
     java: JavaTool, theirs: InteropCluster, log_name: str
 ) -> None:

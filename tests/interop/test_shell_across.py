@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from helpers.interop.clusters import InteropCluster, both_versions
+from helpers.interop.clusters import InteropCluster, newest_version
 
 from dlspark.testing.java_process import JavaTool
 
@@ -17,7 +17,7 @@ async def shell(either_cluster: InteropCluster, java: JavaTool, *arguments: str)
     return told
 
 
-@both_versions
+@newest_version
 async def test_the_shell_lists_describes_reads_and_tests_a_cluster_of_our_nodes(
     java: JavaTool, ours: InteropCluster
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.interop.clusters import both_versions
+from helpers.interop.clusters import newest_version
 
 from dlspark.testing.java_process import JavaTool
 from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
@@ -14,7 +14,7 @@ from metadata.zookeeper.client import ZooKeeperStore
 LEDGER = 12345
 
 
-@both_versions
+@newest_version
 @pytest.mark.parametrize("layout", sorted(LAYOUT_NAMES))
 async def test_java_lists_ledgers_beside_the_topology_and_takes_a_cluster_down(
     java: JavaTool, zk: str, version: str, layout: str

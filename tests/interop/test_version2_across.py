@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from helpers.interop.clusters import InteropCluster, both_versions
+from helpers.interop.clusters import InteropCluster, newest_version
 from helpers.interop.ledgers import (
     CLOSED,
     FENCED,
@@ -38,7 +38,7 @@ def ask(java: JavaTool, ours: InteropCluster) -> Callable[..., Awaitable[Any]]:
     return partial(ours.on(java), settings=VERSION_2)
 
 
-@both_versions
+@newest_version
 @pytest.mark.parametrize("digest", ["CRC32", "CRC32C", "MAC", "DUMMY"])
 async def test_java_writes_and_reads_in_version_2_with_every_digest(
     ask: Any, ours: InteropCluster, digest: str
@@ -61,7 +61,7 @@ async def test_java_writes_and_reads_in_version_2_with_every_digest(
     assert refused.value.code == UNAUTHORIZED
 
 
-@both_versions
+@newest_version
 async def test_batch_reads_bring_what_single_reads_bring_within_count_and_size(ask: Any, ours: InteropCluster) -> None:
     sizes = tuple(range(100, 160))
     async with ours.client() as client:
@@ -95,7 +95,7 @@ async def test_entries_near_the_frame_limit_and_stripes_pass_in_version_2(ask: A
             assert await we_read(client, ledger["ledger"]) == payloads(sizes)
 
 
-@both_versions
+@newest_version
 async def test_java_recovers_in_version_2_what_our_writer_left_open(ask: Any, ours: InteropCluster) -> None:
     async with ours.client() as client:
         writer = await client.create()
@@ -112,7 +112,7 @@ async def test_java_recovers_in_version_2_what_our_writer_left_open(ask: Any, ou
         assert (metadata["state"], metadata["last_entry"]) == ("CLOSED", opened["lac"])
 
 
-@both_versions
+@newest_version
 async def test_we_recover_what_a_version_2_writer_has_under_way(ask: Any, ours: InteropCluster) -> None:
     ledger = await java_creates(ask)
     await ask("ledger.write", handle=ledger["handle"], count=20, size=2000)

@@ -1,4 +1,6 @@
-"""Stores behind a proxy that cuts, refuses and loses answers: what became of a write is told as it is."""
+"""Stores behind a proxy that cuts, refuses and loses answers: what became of a write is told as it is.
+
+The servers are a real S3 and HDFS; with --rounds a mock of S3, too."""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from dataclasses import replace
 import pytest
 from helpers.cold.fault_proxy import FaultPlan, HttpFault, RunningProxy, running_proxy
 from helpers.cold.places import ServedPlace, get, names, open_uploads, put
+from helpers.rounds import with_rounds
 
 from dlspark.objects.errors import ObjectNotFoundError, ObjectOutcomeUnknownError, StoreUnavailableError
 from dlspark.objects.opened_store import ReadPolicy
@@ -23,7 +26,7 @@ BEFORE = [HttpFault.CUT_BEFORE, *(one for one in HttpFault if one.name.startswit
 AFTER = [HttpFault.CUT_AFTER, *(one for one in HttpFault if one.name.startswith("DONE"))]
 
 
-@pytest.fixture(params=["moto", "seaweed", "hdfs"])
+@pytest.fixture(params=["seaweed", "hdfs", *with_rounds("moto")])
 def disturbed(request: pytest.FixtureRequest) -> ServedPlace:
     """Give a place of each server."""
     place = request.getfixturevalue(f"{request.param}_place")

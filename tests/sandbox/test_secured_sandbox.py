@@ -1,4 +1,7 @@
-"""A secured sandbox: who has a certificate of it enters, by itself and through proxies, and nobody else does."""
+"""A secured sandbox: who has a certificate of it enters, by itself and through proxies, and nobody else does.
+
+With --rounds an open sandbox starts beside it, too, in a shell that names its identity.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 from helpers.waiting import wait_until
 
@@ -24,6 +28,7 @@ from dlspark.sandbox.state import SECURITY_FOLDER, SandboxState
 from dlspark.serving.client.sync import Client
 from metadata.foundation.errors import CallerError
 from metadata.security.errors import IdentityError
+from metadata.security.listening import is_loopback
 from metadata.security.settings import VARIABLE, SecurityMode, SecuritySettings
 from metadata.zookeeper.client import ZooKeeperStore
 
@@ -33,6 +38,14 @@ pytestmark = pytest.mark.processes
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     directory = tmp_path_factory.mktemp("secured")
+    former = os.umask(0)  # nothing is left to the user's shell
+    try:
+        yield from _running(directory)
+    finally:
+        os.umask(former)
+
+
+def _running(directory: Path) -> Iterator[Sandbox]:
     with Sandbox(directory / "sandbox", nodes=3, proxies=1, cold=directory / "cold", secure=True) as running:
         yield running
 
@@ -57,10 +70,10 @@ def test_a_client_writes_and_reads_by_the_settings_that_it_is_told(secured: Sand
 
 
 def test_who_has_no_certificate_of_it_gets_nowhere(secured: Sandbox, tmp_path: Path) -> None:
-    with Sandbox(tmp_path / "other", nodes=1, secure=True) as other:
-        foreign = other.security.settings("operator")
-        with pytest.raises(MetadataUnavailableError, match="TLS"):
-            Namespace.open(secured.uri, foreign)
+    other = SandboxSecurity(tmp_path)
+    other.prepare()
+    with pytest.raises(MetadataUnavailableError, match="TLS"):
+        Namespace.open(secured.uri, other.settings("operator"))
 
 
 async def test_nobody_enters_in_plain(secured: Sandbox) -> None:
@@ -121,6 +134,30 @@ def test_keys_are_for_their_owner_alone_and_in_no_command_line(secured: Sandbox)
         assert secret.encode() not in said
 
 
+def test_all_that_it_writes_is_for_its_owner_alone_and_all_that_listens_is_for_this_machine(secured: Sandbox) -> None:
+    open_to_others = [
+        path
+        for path in (secured.directory, *secured.directory.rglob("*"))
+        if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077
+    ]
+    assert open_to_others == []
+    assert {path.name for path in secured.directory.rglob("*")} >= {
+        "zoo.cfg",
+        "zookeeper.log",
+        "proxy.log",
+        "bookie.conf",
+    }
+    listening = [
+        connection.laddr.ip
+        for process in psutil.Process().children(recursive=True)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= 1 + 3 + 2 * 2, "ZooKeeper, nodes, and frames and gRPC of both proxies"
+    assert [host for host in listening if not is_loopback(host)] == []
+
+
+@pytest.mark.long
 def test_an_open_one_starts_in_a_shell_that_was_put_into_a_secured_one(
     secured: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

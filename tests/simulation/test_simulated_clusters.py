@@ -1,5 +1,5 @@
-"""Whole clusters in simulation: 40 seeds, each with faults of its own, none of which may break an invariant; in the
-second tier as many as it takes to reach every fault point.
+"""Whole clusters in simulation: 16 seeds, each with faults of its own, none of which may break an invariant; with
+--rounds as many as it takes to reach every fault point.
 
 A failing seed prints the command that replays it. `make sim SEEDS=n` runs more of them, on all processors.
 """
@@ -82,6 +82,7 @@ def test_no_seed_breaks_an_invariant(seed: int | None, rounds: int | None) -> No
     assert summary.runs == len(seeds)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_every_fault_point_is_reached() -> None:
     summary = run_many(run_seed, range(SEEDS), stop_at=3)

@@ -1,4 +1,4 @@
-"""Fleets of write proxies and thin clients in simulation: a few seeds, in the second tier a few dozen;
+"""Fleets of write proxies and thin clients in simulation: a few seeds, with --rounds a few dozen;
 `make sim-proxies SEEDS=n` runs more."""
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def test_no_fleet_loses_doubles_or_disorders_a_record_and_all_serve_again(seed: 
         assert any(one.points["fleet.conditions"] for one in reports)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_fleets_reach_what_is_to_go_wrong(rounds: int | None) -> None:
     reports = passed(range(max(rounds or 0, SEEDS)))

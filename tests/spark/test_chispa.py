@@ -2,6 +2,8 @@
 
 What is compared with never saw a log: it is made of the package's files. Values are JSON, so nulls are left out and
 floating-point numbers are text on the way. SQL asks the same of tables of the catalog and of views of the files.
+
+Most tests ask of flights alone; with --rounds all of them ask of the weather, too.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
+from helpers.rounds import with_rounds
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
@@ -125,7 +128,7 @@ def kept_flights(spark: SparkSession, log: str, until_ms: int) -> Kept:
     return kept(spark, log, schema, [{**row, "txid": row["scheduled_ms"]} for row in rows])
 
 
-@pytest.fixture(params=["flights", "weather"])
+@pytest.fixture(params=["flights", *with_rounds("weather")])
 def data(request: pytest.FixtureRequest) -> Kept:
     found: Kept = request.getfixturevalue(request.param)
     return found
@@ -139,6 +142,7 @@ def test_what_is_compared_has_nulls_and_fractions(weather: Kept, flights: Kept) 
     assert flights.wanted.where("dep_time IS NULL").count() == 35
 
 
+@pytest.mark.parametrize("data", ["flights", "weather"], indirect=True)  # fractions, too
 def test_a_batch_gives_back_every_row_in_its_order(spark: SparkSession, data: Kept) -> None:
     records = spark.read.format("distributedlog").option("minPartitions", 4).load(data.log)
     found = data.decoded(records.orderBy("segment", "entry", "slot"))

@@ -1,4 +1,8 @@
-"""Queries outlive what a cluster outlives: storage nodes that go and come back, and the death of their own driver."""
+"""Queries outlive what a cluster outlives: storage nodes that go and come back, and the death of their own driver.
+
+They run with --rounds. Without it `source/test_many_batches` has a query over nodes that die, `sink/test_sink_outages`
+batches whose nodes go and come or stay away, and `sink/test_exactly_once_spark` a driver that is killed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,13 @@ from helpers.spark.typed_frames import RAW, Frames
 from dlspark.core.sync.namespace import Namespace
 from dlspark.sandbox.sandbox import Sandbox
 
-pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.torture, pytest.mark.timeout(3000)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.processes,
+    pytest.mark.torture,
+    pytest.mark.long,
+    pytest.mark.timeout(3000),
+]
 
 MODES = ("segments", "append")
 MIXED = "mixed"
@@ -39,7 +49,6 @@ LOST_NODES = {"segments": LOST, "append": ALL_BUT_ONE, BOTH: ALL_BUT_ONE}
 """As many as every batch waits for."""
 ROUNDS = 1
 """Kills of a driver, where --rounds does not say how many."""
-ONE_MODE_SKIPPED = "one mode alone is for the long rounds (--rounds); the ordinary run goes through both at once"
 ENDLESS = 10**9
 """Rows of a driver that cannot be done before the test has done to it what it is about."""
 
@@ -183,10 +192,8 @@ def read(uri: str, log: str, frames: Frames) -> list[bytes]:
 @FRAMES
 @pytest.mark.parametrize("mode", [*MODES, BOTH])
 def test_queries_wait_for_nodes_and_end_when_they_stay_away_and_go_on_exactly_from_their_checkpoints(
-    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None, mode: str, frames: Frames
+    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], mode: str, frames: Frames
 ) -> None:
-    if rounds is None and mode != BOTH:
-        pytest.skip(ONE_MODE_SKIPPED)
     uri = own_sandbox.uri
     lost = range(LOST_NODES[mode])
     make_logs(uri, "gone", frames)
@@ -211,7 +218,6 @@ def test_queries_wait_for_nodes_and_end_when_they_stay_away_and_go_on_exactly_fr
     finish(own_sandbox, tmp_path, "gone", mode, frames, drivers)
 
 
-@pytest.mark.long
 @FRAMES
 @pytest.mark.parametrize("mode", [*MODES, MIXED])
 def test_a_driver_that_is_killed_again_and_again_starts_without_an_error_and_loses_nothing(

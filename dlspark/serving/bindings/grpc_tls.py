@@ -1,8 +1,10 @@
 """TLS and proofs for gRPC's server: its certificates as they change, and who makes a call.
 
 gRPC makes its own TLS, and knows neither lists of revoked certificates, nor certificates that expire while a connection
-lives. So a call is judged as a connection of frames is (`Authentication`): by the certificate of its connection and by
-the token in its metadata (`authorization: Bearer ...`), when it begins and, where it goes on for long, every LOOK_S.
+lives. It does say which certificates a client has shown beside its own, and so the whole way to an authority is judged
+here (`certificate_paths`); where it says none, the client's own has to be signed by an authority that is believed. So a
+call is judged as a connection of frames is (`Authentication`): by the certificate of its connection and by the token in
+its metadata (`authorization: Bearer ...`), when it begins and, where it goes on for long, every LOOK_S.
 
 | | under TLS |
 |---|---|
@@ -27,6 +29,7 @@ import grpc
 
 from dlspark.serving.security.authentication import Authentication, PeerProof
 from metadata.foundation.errors import CallerError
+from metadata.security.certificates import pem_blocks
 from metadata.security.errors import no_extra_error
 from metadata.security.identity import TlsMaterial
 from metadata.security.proofs import NotAuthenticatedError
@@ -107,9 +110,10 @@ def proof_of_call(authentication: Authentication, call: CallOfPeer, peer: str, m
     certificates = list(known.get("x509_pem_cert", ())) if secured else []
     try:
         certificate = ssl.PEM_cert_to_DER_cert(certificates[0].decode("ascii")) if certificates else None
+        shown = tuple(one.body for text in known.get("x509_pem_cert_chain", ()) for one in pem_blocks(text))
     except ValueError:
-        raise authentication.refused(peer, "its certificate cannot be read") from None
-    proof = authentication.arrived(peer, certificate, secured=secured)
+        raise authentication.refused(peer, "its certificates cannot be read") from None
+    proof = authentication.arrived(peer, certificate, secured=secured, shown=shown)
     if method.startswith(HEALTH):
         return proof
     tokens = [value for key, value in call.invocation_metadata() or () if key == "authorization"]

@@ -313,6 +313,11 @@ class ServiceHost:
     async def _read_proofs(self) -> None:
         """Read certificates and keys, and go on reading them as they change. Raises SettingsError."""
         if self._security.mode is SecurityMode.OFF:
+            if self._access.audit_log:
+                _LOG.warning(
+                    "auditLog is set, and security is off: nobody proves who they are, and %s stays empty",
+                    self._access.audit_log,
+                )
             return
         authentication = await asyncio.to_thread(self._security.authentication, self.noted)
         self._authentication = authentication
@@ -374,10 +379,11 @@ class ServiceHost:
     def _page_host(self) -> str:
         key = "statsHost" if self._kind is ProxyKind.READ else "server_stats_host"
         rule = ListeningRule(
-            "the page with health and metrics",
+            "the page with health and metrics, which has no TLS,",
             key,
             self._settings.insecure_listen,
             harm="read the proxy's state, names of streams, and metrics",
+            secure="let what has TLS take their requests and pass them on to it",
         )
         return rule.host(self._settings.stats_host, secured=False)
 

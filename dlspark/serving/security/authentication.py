@@ -18,8 +18,9 @@ from __future__ import annotations
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Final, Protocol
 
 from dlspark.serving.security.token_claims import ProvenToken
@@ -58,8 +59,9 @@ class ServerIdentity(Protocol):
         """Return the context of connections that come from now on."""
         ...
 
-    def judge(self, der: bytes, now_s: float | None = None) -> str | None:
-        """Return why a certificate is not good any more; None where it is."""
+    def judge(self, der: bytes, now_s: float | None = None, shown: Sequence[bytes] | None = None) -> str | None:
+        """Return why a certificate is not good any more, or one of those that its peer has shown beside it, where that
+        is known; None where all is good."""
         ...
 
     def principal_of(self, der: bytes) -> Principal:
@@ -78,6 +80,9 @@ class PeerProof:
     secured: bool
     certificate: bytes | None = None
     """DER; verified in the handshake."""
+    shown: tuple[bytes, ...] | None = None
+    """The certificates that it has shown beside its own; None: whoever verified it has looked at lists of revoked ones
+    for all of them."""
     holder: Principal | None = None
     """Whose certificate it is."""
     token: ProvenToken | None = None
@@ -120,7 +125,7 @@ class Authentication:
         self._roles = roles
         self._audit = audit
         self._elapsed = elapsed
-        self._judged: dict[bytes, tuple[float, str | None]] = {}
+        self._judged: dict[tuple[bytes, bytes | None], tuple[float, str | None]] = {}
         self._entered: OrderedDict[tuple[str, str | None], None] = OrderedDict()
 
     @property
@@ -141,12 +146,15 @@ class Authentication:
         for read in self.readings():
             read()
 
-    def arrived(self, peer: str, certificate: bytes | None, *, secured: bool) -> PeerProof:
+    def arrived(
+        self, peer: str, certificate: bytes | None, *, secured: bool, shown: tuple[bytes, ...] | None = None
+    ) -> PeerProof:
         """Return what a new connection proves by itself, which may be nothing yet.
 
         Args:
             certificate: the peer's (DER), verified in the handshake; None: it has shown none.
             secured: whether the connection has TLS.
+            shown: the certificates beside it, to judge the whole way to an authority by; None: the handshake did.
 
         Raises NotAuthenticatedError for a certificate that is not good, and for a connection without TLS where none is
         taken.
@@ -155,14 +163,14 @@ class Authentication:
             raise self.refused(peer, "the connection has no TLS, and none is taken without")
         if certificate is None:
             return PeerProof(secured)
-        why = self._judge(certificate)
+        why = self._judge(certificate, shown)
         if why is not None:
             raise self.refused(peer, f"its certificate is not good: {why}")
         try:
             holder = self.identity.principal_of(certificate)
         except DistributedLogError as error:
             raise self.refused(peer, error.message) from error
-        return PeerProof(secured, certificate, holder)
+        return PeerProof(secured, certificate, shown, holder)
 
     def with_token(self, peer: str, proof: PeerProof, token: bytes | str) -> PeerProof:
         """Return the proof with a token that came over the connection: its first one, or one that takes the place of
@@ -194,7 +202,7 @@ class Authentication:
         if self._roles and not self._roles & proof.principal.roles:
             return f"none of its roles is taken here: {', '.join(sorted(proof.principal.roles)) or 'it has none'}"
         if proof.certificate is not None:
-            why = self._judge(proof.certificate)
+            why = self._judge(proof.certificate, proof.shown)
             if why is not None:
                 return f"its certificate is not good: {why}"
         if proof.token is not None:
@@ -208,7 +216,8 @@ class Authentication:
         if principal is None:
             how = "no TLS: taken, for security is optional" if not proof.secured else "nothing was proved"
         else:
-            how = "it has shown a token" if proof.token is not None else "it has shown a certificate"
+            named = f" ({proof.token.token_id})" if proof.token is not None and proof.token.token_id else ""
+            how = f"it has shown a token{named}" if proof.token is not None else "it has shown a certificate"
         self._audit.note(
             CONNECTION,
             allowed=True,
@@ -249,13 +258,15 @@ class Authentication:
         )
         return NotAuthenticatedError(why, advice=advice)
 
-    def _judge(self, certificate: bytes) -> str | None:
-        now = self._elapsed()
-        found = self._judged.get(certificate)
+    def _judge(self, certificate: bytes, shown: tuple[bytes, ...] | None) -> str | None:
+        # A digest, for what is shown may be long, and clients could fill the memory with it. Each says where it ends.
+        others = None if shown is None else sha256(b"".join(shown)).digest()
+        now, key = self._elapsed(), (certificate, others)
+        found = self._judged.get(key)
         if found is not None and now - found[0] < JUDGED_S:
             return found[1]
         if len(self._judged) >= MAX_JUDGED:
             self._judged.clear()
-        why = self.identity.judge(certificate)
-        self._judged[certificate] = now, why
+        why = self.identity.judge(certificate, shown=shown)
+        self._judged[key] = now, why
         return why

@@ -347,6 +347,26 @@ OPTIONS: tuple[Option, ...] = (
         default_words="no proxies",
     ),
     _option(
+        "tokenKeyFile",
+        EXACT,
+        Scope.SOURCE,
+        "With `proxy`, on a secured cluster: the file with the private key (`dlspark token key`) by which the driver "
+        "makes short-lived tokens for its tasks: the driver's own name and roles, restricted to reading the query's "
+        "logs. It is read on the driver alone. The key is never an option's value: the environment variable "
+        "`DLSPARK_TOKEN_KEY_FILE` of the driver names the file as well, or `DLSPARK_TOKEN_KEY` has the key itself",
+        default_words="environment, else tasks show what their executors have",
+    ),
+    _option(
+        "tokenLifetime",
+        DURATION,
+        Scope.SOURCE,
+        "How long the token of a task is good for. Each plan, so each micro-batch, has one that is good for half of it "
+        "at least; a task that goes on after the end of its token fails, and says so. Proxies bound it "
+        "(`tokenMaxLifetimeSeconds`)",
+        default="1h",
+        minimum=1_000,
+    ),
+    _option(
         "metadata",
         EXACT,
         Scope.SOURCE_BATCH,

@@ -43,7 +43,7 @@ from storage_node.edge import Disk
 from storage_node.errors import BookieConfigurationError
 from storage_node.settings.bookie import BookieSettings
 
-_ANY = ("", "0.0.0.0", "::")  # nosec B104  # compared with
+_ANY = ("", "0.0.0.0", "::")  # noqa: S104  # compared with
 
 
 def software_version() -> str | None:

@@ -1,7 +1,7 @@
 """Two movers, killed at moments that nobody chose, over a store that loses answers; readers read all the while.
 
 A round is one SIGKILL. Each log has some rounds; then its movers are dead, and one pass and one sweep have to leave
-nothing but what the log's marks name.
+nothing but what the log's marks name. The store is a real S3 server; with --rounds a folder and a mock of S3, too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from helpers.cold.mover_process import IMPORTS, MoverProcess
 from helpers.cold.places import ObjectPlace, names, open_uploads
 from helpers.cold.watched_log import LONG_S, WatchedLog
 from helpers.fork_server import ForkServer
+from helpers.rounds import with_rounds
 from helpers.waiting import until
 
 from dlspark.cold.moving.auditing import audit_log
@@ -69,7 +70,7 @@ def disturbed(place: ObjectPlace, rng: random.Random) -> Iterator[RunningProxy |
         yield proxy
 
 
-@pytest.mark.parametrize("place", ["folder", "moto", "seaweed"], indirect=True)
+@pytest.mark.parametrize("place", ["seaweed", *with_rounds("folder", "moto")], indirect=True)
 @pytest.mark.timeout(7_200)
 async def test_movers_killed_at_random_lose_nothing_and_leave_nothing(sandbox, place, rounds, seed, tmp_path, request):
     wanted = ROUNDS if rounds is None else max(1, rounds // 3)

@@ -1,4 +1,5 @@
-"""Records erased, and a log rebuilt from its files, on every place for objects that another process can open."""
+"""Records erased, and a log rebuilt from its files, on places for objects that another process can open: with --rounds
+on every one."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from dataclasses import replace
 import pytest
 from helpers.cold.moved_logs import moved, units_of
 from helpers.logs import payloads, written
+from helpers.rounds import with_rounds
 from helpers.worlds.memory_cluster import MemoryCluster
 
 from dlspark.cold.redaction.erasing import LogErasure
@@ -17,7 +19,7 @@ from dlspark.objects.opening import open_store
 SEGMENTS = [[b"a0", b"a1"], [b"b0"], [b"c0"]]
 
 
-@pytest.mark.parametrize("place", ["folder", "moto", "seaweed", "hdfs"], indirect=True)
+@pytest.mark.parametrize("place", ["folder", "seaweed", *with_rounds("moto", "hdfs")], indirect=True)
 async def test_records_are_erased_and_a_log_is_rebuilt(place, monkeypatch):
     for name, value in place.environment.items():
         monkeypatch.setenv(name, value)

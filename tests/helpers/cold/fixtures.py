@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from helpers.rounds import with_rounds
+
 if TYPE_CHECKING:
     from helpers.cold.places import ObjectPlace, ServedPlace
     from helpers.cold.servers import HdfsServer, S3Server
@@ -78,9 +80,9 @@ def seaweed_place(seaweed: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
     yield from _prefix(seaweed, monkeypatch)
 
 
-@pytest.fixture(params=["memory", "folder", "moto", "seaweed", "hdfs"])
+@pytest.fixture(params=["memory", "folder", "seaweed", "hdfs", *with_rounds("moto")])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectPlace:
-    """Give a place for objects with nothing in it; a test that takes it runs on each kind."""
+    """Give a place for objects with nothing in it; a test that takes it runs on each kind (moto with --rounds)."""
     return place_of(request, tmp_path)
 
 

@@ -22,6 +22,7 @@ from dlspark.sandbox.sandbox import Sandbox
 from dlspark.testing.java_process import JavaSoftware, JavaTool, OutOfReachError, free_port
 from helpers.interop.java_tool import PROGRAM
 from helpers.paths import ROOT
+from helpers.rounds import with_rounds
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.zookeeper.client import ZooKeeperStore
@@ -31,6 +32,8 @@ from storage_node.settings.client import ClientSettings
 NEWEST = "4.18.0"
 VERSIONS = (NEWEST, "4.17.3")
 both_versions = pytest.mark.parametrize("version", VERSIONS)
+newest_version = pytest.mark.parametrize("version", [NEWEST, *with_rounds(*VERSIONS[1:])])
+"""Both with --rounds: bytes and metadata of both are compared by tests of `both_versions`."""
 
 BOOKIE_START_S = 60
 BOOKIE_STOP_S = 20

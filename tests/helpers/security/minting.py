@@ -61,13 +61,15 @@ class MintedAuthority:
     def __init__(self, name: str = "Authority of tests", signed_by: MintedAuthority | None = None) -> None:
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.name = _name([(NameOID.COMMON_NAME, name)])
-        above = signed_by or self
+        self.certificate = (signed_by or self)._signed(self)
+
+    def _signed(self, below: MintedAuthority) -> x509.Certificate:
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-        self.certificate = (
-            _builder(self.name, above.name, self.key, now() - 20 * DAY, now() + 3650 * DAY)
+        return (
+            _builder(below.name, self.name, below.key, now() - 20 * DAY, now() + 3650 * DAY)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .add_extension(usage, critical=True)
-            .sign(above.key, hashes.SHA256())
+            .sign(self.key, hashes.SHA256())
         )
 
     @property
@@ -123,6 +125,13 @@ class MintedAuthority:
             builder = builder.add_extension(point, critical=True)
         other = signed_by.key if isinstance(signed_by, MintedAuthority) else self.key
         return builder.sign(other, hashes.SHA256()).public_bytes(PEM)
+
+    def cross(self, other: MintedAuthority) -> MintedAuthority:
+        """Return another authority with a certificate that this one has signed, beside its own."""
+        signed = MintedAuthority.__new__(MintedAuthority)
+        signed.key, signed.name = other.key, other.name
+        signed.certificate = self._signed(other)
+        return signed
 
     def folder(self, path: Path, name: str | None = "node-1", *, revoked: bytes | None = None, **given: object) -> Path:
         """Make an identity folder with a new certificate."""

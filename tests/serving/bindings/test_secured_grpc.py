@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from helpers.security.minting import MintedAuthority, now, replace_file, write_folder
+from helpers.security.minting import MintedAuthority, MintedPair, now, replace_file, write_folder
 from helpers.serving.scripted_service import ScriptedService
 from helpers.waiting import until
 
@@ -98,7 +98,7 @@ class Calls:
             request_serializer=pb.StreamRequest.SerializeToString,
             response_deserializer=pb.DoneResponse.FromString,
         )
-        answer = await asyncio.wait_for(call(pb.StreamRequest(stream="orders"), metadata=metadata), 20)
+        answer = await asyncio.wait_for(call(pb.StreamRequest(stream="orders"), metadata=metadata), 60)
         return int(answer.status.code)
 
     def read(self, metadata: tuple[tuple[str, str], ...] = ()) -> object:
@@ -181,6 +181,32 @@ async def test_revoked_and_ended_certificates_are_refused_call_by_call(secured: 
         assert (error.code(), "ended" in (error.details() or "")) == (UNAUTHENTICATED, True)
 
 
+async def test_what_is_below_a_revoked_authority_is_refused_though_its_own_issuer_has_not_revoked_it(
+    secured: SecuredGrpc,
+) -> None:
+    """gRPC's handshake looks at no lists: the certificates that the client has shown are judged call by call."""
+    middle = MintedAuthority("Middle", secured.authority)
+    pair = middle.issue("client-1", roles=["client"])
+    folder = secured.folder / "proxy"
+    lists = secured.authority.revoke() + middle.revoke()
+    write_folder(folder, secured.authority.issue("proxy-1", hosts=HOSTS), secured.authority.pem, lists)
+    await secured.start()
+    chain = pair.certificate_pem + middle.pem
+    credentials = grpc.ssl_channel_credentials(secured.authority.pem, pair.key_pem, chain)
+    address, options = f"localhost:{secured.server.port}", [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.secure_channel(address, credentials, options) as channel:
+        assert await Calls(channel).create() == pb.Status.SUCCESS
+        revoked = secured.authority.revoke(MintedPair(middle.certificate, middle.key))
+        replace_file(folder / "revoked.pem", revoked + middle.revoke())
+        secured.authentication.refresh()
+        secured.elapsed += 10
+        async with grpc.aio.secure_channel(address, credentials, options) as another:
+            for one in (channel, another):
+                error = await Calls(one).refused()
+                assert error.code() is UNAUTHENTICATED
+                assert "CN=Middle, is not good" in (error.details() or "")
+
+
 async def test_tokens_that_are_refused(secured: SecuredGrpc) -> None:
     await secured.start(proves=False)
     other = SigningKey.make("ES256").issue(TokenGrant("alice", 300, UNRESTRICTED), secured.now).reveal()
@@ -212,7 +238,7 @@ async def test_a_long_call_ends_with_its_proof(secured: SecuredGrpc, monkeypatch
         await until(lambda: bool(secured.service.held))
         secured.now += 61
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await asyncio.wait_for(reading, 20)
+            await asyncio.wait_for(reading, 60)
     assert caught.value.code() is UNAUTHENTICATED
     assert "token has expired" in (caught.value.details() or "")
     await until(lambda: secured.server.calls_under_way == 0)

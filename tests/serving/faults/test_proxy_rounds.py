@@ -33,7 +33,7 @@ from helpers.serving.rounds import (
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
-DEFAULT_ROUNDS = 2
+DEFAULT_ROUNDS = 1
 FEW = (40, 12)
 MANY = (200, 50)
 """Logs and clients: in the ordinary command, and with --rounds."""

@@ -15,7 +15,7 @@ from helpers.serving.rounds import PROXIES, Tier, Written, now_s, row
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
-DEFAULT_ROUNDS = 2
+DEFAULT_ROUNDS = 1
 FEW = (24, 12)
 MANY = (200, 50)
 """Logs and clients: in the ordinary command, and with --rounds."""

@@ -4,8 +4,9 @@ A round is two to four batches of a streaming query into one to three logs, or o
 five logs under one number (`txnAppId`, `txnVersion`) in several writes; one fault, and at its end the same questions:
 each row once and in order, every batch whole, nothing left after a sweep. Session and query live on from round to
 round, and the faults meet each other's traces; only the fault that is the driver's own death starts another session.
-With --rounds all of this runs with typed frames as well, in sessions of their own, whose streams differ in the format
-of the records. Rounds without Spark: `test_exactly_once_rounds`.
+Rounds on `local` run with --rounds only: those on a cluster begin with the same fault. With --rounds all of this runs
+with typed frames as well, in sessions of their own, whose streams differ in the format of the records. Rounds without
+Spark: `test_exactly_once_rounds`.
 """
 
 from __future__ import annotations
@@ -357,10 +358,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("round_seed", seeds, ids=[f"{one}-{faults[one % len(faults)].__name__}" for one in seeds])
 
 
+@pytest.mark.long
 def test_a_round_on_local_leaves_one_copy(sandbox: Sandbox, local: Place, tmp_path: Path, round_seed: int) -> None:
     run_round(sandbox, local, tmp_path, round_seed)
 
 
+@pytest.mark.long
 def test_a_round_of_batches_that_are_appended_leaves_one_copy(
     sandbox: Sandbox, appended: Place, tmp_path: Path, round_seed: int
 ) -> None:

@@ -1,6 +1,6 @@
 """Exactly once with Spark itself: drivers as processes, killed, doubled, retried and left without an answer.
 
-One round of those killed and those doubled, with --rounds a few of each kind, and then with typed frames as well; more
+One round of those killed, with --rounds a few of each kind, and then with typed frames as well; more
 of each without a JVM are in `test_exactly_once_rounds`.
 """
 
@@ -195,6 +195,7 @@ def test_a_task_that_fails_after_writing_and_runs_again_leaves_one_copy(
         check(sandbox, log)
 
 
+@pytest.mark.long
 @BOTH
 def test_two_drivers_with_one_checkpoint_leave_one_copy(
     sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None

@@ -1,5 +1,5 @@
-"""A real Spark session over a log whose past lies in cold files, on each kind of place: batches, streams, time travel,
-filters and limits."""
+"""A real Spark session over a log whose past lies in cold files: batches, streams, time travel, filters and limits. The
+files are in a folder and on a real S3 server; with --rounds on a strict mock of S3 and on HDFS, too."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from helpers.cold.fixtures import place_of
 from helpers.cold.moved import HandMover
 from helpers.cold.places import ObjectPlace
+from helpers.rounds import with_rounds
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
@@ -57,7 +58,7 @@ class ColdLog:
         self._runtime.close()
 
 
-@pytest.fixture(params=["folder", "moto", "seaweed", "hdfs"])
+@pytest.fixture(params=["folder", "seaweed", *with_rounds("moto", "hdfs")])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectPlace:
     """Give a place that Spark's workers open by the address of a file."""
     return place_of(request, tmp_path)

@@ -32,7 +32,7 @@ import asyncio
 import json
 import logging
 import os
-import pickle  # nosec B403  # to our own child, by its standard input
+import pickle  # to our own child, by its standard input
 import select
 import socket
 import subprocess

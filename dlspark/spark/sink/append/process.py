@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pickle  # nosec B403  # from our own parent, by standard input
+import pickle  # from our own parent, by standard input
 import signal
 import sys
 import threading
@@ -64,7 +64,7 @@ def _run(folder: Path, given: bytes, writing: int) -> None:
     from dlspark.spark.sink.append.server import serve
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    options, driver, left_session = pickle.loads(given)  # nosec B301  # see the import
+    options, driver, left_session = pickle.loads(given)  # noqa: S301  # see the import
     own = AppenderFolder(folder)
     own.write_private(own.process, this_process().encode())
     threading.Thread(target=_end_with, args=(driver,), daemon=True).start()

@@ -1,6 +1,6 @@
 """A cluster in memory, a place for cold files, and a mover that a test leads by the hand.
 
-What takes the mover runs on a folder, two S3 servers and HDFS."""
+What takes the mover runs on a folder and a real S3 server; with --rounds on a strict mock of S3 and on HDFS, too."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest_asyncio
 from helpers.cold.fixtures import place_of
 from helpers.cold.moved import HandMover
 from helpers.cold.places import ObjectPlace
+from helpers.rounds import with_rounds
 from helpers.worlds.memory_cluster import MemoryCluster
 
 
-@pytest.fixture(params=["folder", "moto", "seaweed", "hdfs"])
+@pytest.fixture(params=["folder", "seaweed", *with_rounds("moto", "hdfs")])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectPlace:
     """Give a place that readers open by the address of a file."""
     return place_of(request, tmp_path)

@@ -42,7 +42,7 @@ CROWD_WAIT_S = 0.6
 rounds of all of them, half a millisecond each: 0.17 to 0.46 s in 20 attacks on an idle machine."""
 QUIET_S = 0.05
 """A machine on which no request took longer without an attack is a quiet one."""
-ROUNDS = 40
+ROUNDS = 20
 LOOKS = 3
 GROWTH = {"halves": 192 * MIB, "reads": 160 * MIB}
 """Memory that an attack may take: requestMemoryLimit and 8 frames, or what connections and answers may take.
