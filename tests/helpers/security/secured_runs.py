@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -77,6 +78,14 @@ def credentials_for(_address: str) -> ClientCredentials | None:
     from metadata.security.settings import SecuritySettings
 
     return client_credentials(SecuritySettings())
+
+
+def secured_link(link: socket.socket, host: str) -> socket.socket:
+    """Return a connection that a test has made itself, by TLS where the run is a secured one."""
+    from metadata.security.settings import client_identity
+
+    identity = client_identity(role_security(DEFAULT_ROLE), {})
+    return link if identity is None else identity.client_context().wrap_socket(link, server_hostname=host)
 
 
 def zookeeper_security() -> ServerSecurity | None:
@@ -148,11 +157,11 @@ class SecuredRuns:
     def _secure_clusters(self) -> None:
         from dlspark.core.settings.settings import Settings
         from dlspark.testing import cluster
+        from storage_node.settings.bookie import BookieSettings
         from storage_node.settings.client import ClientSettings
 
         kind = cluster.InProcessCluster
         node, mine = role_security("node"), role_security("client")
-        nodes_settings = cluster.BookieSettings
         start, connect = kind.start_node, kind.connect
         identities = self._identities
 
@@ -163,7 +172,7 @@ class SecuredRuns:
         async def start_node(made: cluster.InProcessCluster, index: int) -> Any:
             with pytest.MonkeyPatch.context() as patch:
                 if on_sockets(made):
-                    patch.setattr(cluster, "BookieSettings", functools.partial(nodes_settings, security=node))
+                    patch.setattr(cluster, "BookieSettings", functools.partial(BookieSettings, security=node))
                 return await start(made, index)
 
         @functools.wraps(connect)
