@@ -89,7 +89,7 @@ def test_a_token_is_the_drivers_own_and_good_for_reading_the_querys_logs_alone(w
     ],
 )
 def test_patterns_mean_all_logs_of_the_query(world: World, options: dict[str, str], patterns: tuple[str, ...]) -> None:
-    assert log_patterns(world.query(**{"log": "", **options}).selection)  # type: ignore[arg-type] == patterns
+    assert log_patterns(world.query(**{"log": "", **options}).selection) == patterns
 
 
 def test_the_key_comes_from_an_option_or_a_variable_and_is_read_anew(world: World) -> None:

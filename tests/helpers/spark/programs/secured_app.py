@@ -30,7 +30,7 @@ def main(uri: str, folder: str, name: str, directory: Path) -> None:
     )
     options = {"uri": uri}
     if folder:
-        options |= {"distributedlog.security": "on", "distributedlog.securityDirectory": folder}
+        options |= {"tls.directory": folder}
     rows, copy = options | {"log": f"rows-{name}"}, options | {"log": f"copy-{name}"}
     written = spark.range(ROWS).selectExpr("cast(id as string) as value")
     written.write.format("distributedlog").options(**rows).mode("append").save()
