@@ -31,6 +31,11 @@ def test_a_key_and_its_tokens(tmp_path: Path) -> None:
     assert narrow.restrictions.allows("read", "orders1")
     assert not narrow.restrictions.allows("write", "orders1")
     assert verifier.verify(out.read_text().strip()).principal.roles == {"client"}
+    given = ("--issuer", "us", "--audience", "theirs", "--out", out)
+    assert run("issue", "--key", key, "--for", "etl", *given)[0] == 0
+    theirs = TokenSettings(token_keys=str(keys), token_issuer="us", token_audience="theirs").verifier()
+    assert theirs is not None
+    assert theirs.verify(out.read_text().strip()).token_id not in ("", "us", "theirs")
 
 
 def test_what_cannot_be_issued_is_said(tmp_path: Path) -> None:
