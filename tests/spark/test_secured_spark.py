@@ -31,8 +31,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.processes]
 PROGRAM = SPARK_PROGRAMS / "secured_app.py"
 THROUGH_PROXIES = ["batch", "stream", "explain"]
 DIRECT = [*THROUGH_PROXIES, "segments", "staged", "catalog"]
-IDENTITIES = ("sandbox/security/", "token-key.jwk")
-"""Where secrets are at home."""
+IDENTITIES = ("sandbox/security/", "sandbox/zookeeper/tls/", "token-key.jwk")
+"""Where secrets are at home; ZooKeeper's server reads its key from a file of its own."""
 
 
 class SecuredWorld:

@@ -45,10 +45,10 @@ class TokenGrant:
     seconds: int
     restrictions: Restrictions
     roles: frozenset[str] = frozenset()
-    token_id: str = ""
-    """By what the token can be revoked, and audit trails name it; empty: a number that no other token has."""
     issuer: str = OWN_NAME
     audience: str = OWN_NAME
+    token_id: str = ""
+    """By what the token can be revoked, and audit trails name it; empty: a number that no other token has."""
 
     def __post_init__(self) -> None:
         """Check it. Raises CallerError for what no proxy would take."""
