@@ -25,17 +25,20 @@ from metadata.security.settings import REFUSED_SECURITY
 from storage_node.settings.client import REGISTRY as LEDGER_CLIENT
 from storage_node.settings.files import REGISTRY as NODE
 
+PAGES = [
+    "httpServerTlsEnable",
+    "httpServerKeyStorePath",
+    "httpServerKeyStorePassword",
+    "httpServerTrustStorePath",
+    "httpServerTrustStorePassword",
+]
 SERVER = [
     "authorizedRoles",
     "bookieAuthProviderFactoryClass",
     "permittedStartupUsers",
     "saslJaasBookieSectionName",
     "saslJaasClientAllowedIds",
-    "httpServerTlsEnable",
-    "httpServerKeyStorePath",
-    "httpServerKeyStorePassword",
-    "httpServerTrustStorePath",
-    "httpServerTrustStorePassword",
+    *PAGES,
 ]
 BOTH = [
     "tlsProviderFactoryClass",
@@ -127,8 +130,8 @@ PROGRAMS = {
     "storage node": (NODE, [*SERVER, *BOTH, *CLIENT_STORES, *CLIENT_PROOFS]),
     "ledger client": (LEDGER_CLIENT, [*BOTH, *CLIENT_STORES, *CLIENT_PROOFS]),
     "namespace": (NAMESPACE, OF_NAMESPACES),
-    "write proxy": (WRITE_PROXY, ["authorizedRoles", *BOTH, *CLIENT_STORES]),
-    "read proxy": (READ_PROXY, ["authorizedRoles", *BOTH, *CLIENT_STORES]),
+    "write proxy": (WRITE_PROXY, ["authorizedRoles", *PAGES, *BOTH, *CLIENT_STORES]),
+    "read proxy": (READ_PROXY, ["authorizedRoles", *PAGES, *BOTH, *CLIENT_STORES]),
     "client of proxies": (THIN, [*BOTH, *CLIENT_STORES]),
 }
 
@@ -154,7 +157,7 @@ def test_a_key_of_the_ledger_client_says_how_a_namespace_writes_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["httpServerTlsEnable", "bookieAuthProviderFactoryClass", "zookeeper.ssl.crl", "tlsProvider"]
+    "key", ["permittedStartupUsers", "bookieAuthProviderFactoryClass", "zookeeper.ssl.crl", "tlsProvider"]
 )
 def test_a_write_proxy_s_file_ignores_no_key_of_security(key: str, tmp_path: Path) -> None:
     """Other keys of upstream's that do nothing are warned of there: these would leave something open that was shut."""

@@ -12,10 +12,7 @@ from typing import Final
 from metadata.security.settings import REFUSED_SECURITY
 
 _NODE: Final = "it is a storage node's: set it in the node's file, for dlspark bookie"
-_PAGES: Final = (
-    "it is for the pages of storage nodes, in the node's file; the pages of proxies have no TLS, and are for loopback "
-    "addresses or behind something that secures them"
-)
+_PAGES: Final = "it is for the pages of storage nodes and of proxies, in their files"
 _SERVERS: Final = "it is a server's: a storage node's or proxy's own file says whom it lets in"
 _CLIENT: Final = (
     "it is a ledger client's: bkc.{key} in a namespace's settings (DLSPARK_CONF), and in a write proxy's file. Clients "

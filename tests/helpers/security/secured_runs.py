@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -37,6 +38,8 @@ OPTION: Final = "--secured"
 VARIABLE: Final = "DLSPARK_SECURITY"
 DEFAULT_ROLE: Final = "client"
 REAL_MARKERS: Final = ("processes", "spark")
+REAL_FIXTURES: Final = ("driver_world",)
+"""Storage nodes on sockets of this process, whose clients are found as tasks are: by the variable."""
 NETWORKS: Final = tuple(f"127.9.{number}" for number in range(1, 9))
 """Prefixes of addresses for hosts of a test's own (`ForwardedNetwork`); certificates name these addresses."""
 FIRST_HOST: Final = 10
@@ -77,6 +80,14 @@ def credentials_for(_address: str) -> ClientCredentials | None:
     return client_credentials(SecuritySettings())
 
 
+def secured_link(link: socket.socket, host: str) -> socket.socket:
+    """Return a connection that a test has made itself, by TLS where the run is a secured one."""
+    from metadata.security.settings import client_identity
+
+    identity = client_identity(role_security(DEFAULT_ROLE), {})
+    return link if identity is None else identity.client_context().wrap_socket(link, server_hostname=host)
+
+
 def zookeeper_security() -> ServerSecurity | None:
     """Return how a ZooKeeper server is secured; None in a plain run."""
     return None if SecuredRun.identities is None else SecuredRun.identities.zookeeper()
@@ -109,6 +120,7 @@ class SecuredRuns:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Set the variable before any fixture of the test, or take it away: worlds in memory know no TLS."""
         real = any(item.get_closest_marker(name) is not None for name in REAL_MARKERS)
+        real = real or not set(REAL_FIXTURES).isdisjoint(getattr(item, "fixturenames", ()))
         identity = item.get_closest_marker("identity")
         role = DEFAULT_ROLE if identity is None else identity.args[0]
         if real and role:
@@ -145,11 +157,11 @@ class SecuredRuns:
     def _secure_clusters(self) -> None:
         from dlspark.core.settings.settings import Settings
         from dlspark.testing import cluster
+        from storage_node.settings.bookie import BookieSettings
         from storage_node.settings.client import ClientSettings
 
         kind = cluster.InProcessCluster
         node, mine = role_security("node"), role_security("client")
-        nodes_settings = cluster.BookieSettings
         start, connect = kind.start_node, kind.connect
         identities = self._identities
 
@@ -160,7 +172,7 @@ class SecuredRuns:
         async def start_node(made: cluster.InProcessCluster, index: int) -> Any:
             with pytest.MonkeyPatch.context() as patch:
                 if on_sockets(made):
-                    patch.setattr(cluster, "BookieSettings", functools.partial(nodes_settings, security=node))
+                    patch.setattr(cluster, "BookieSettings", functools.partial(BookieSettings, security=node))
                 return await start(made, index)
 
         @functools.wraps(connect)

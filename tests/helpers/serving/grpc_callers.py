@@ -78,7 +78,7 @@ class GrpcCaller:
         try:
             return word((await self.ask(method, request, response)).status)
         except grpc.aio.AioRpcError as error:
-            return error.code().name
+            return str(error.code().name)
 
     async def write(self, log: str, payload: bytes = b"x") -> str:
         return await self.outcome("Write", pb.WriteRequest(stream=log, payloads=[payload]), pb.WriteResponse)
@@ -109,7 +109,7 @@ class GrpcCaller:
             async for response in self.read_on(log, address):
                 return word(response.status)
         except grpc.aio.AioRpcError as error:
-            return error.code().name
+            return str(error.code().name)
         return "END"
 
     async def last_word(self, log: str, address: str, arrived: asyncio.Event) -> str:
