@@ -308,7 +308,10 @@ def _read(option: Option, text: str, where: str | None = None) -> object:
     try:
         return read_value(option, where or option.key, _not_empty(where or option.key, text), OptionError)
     except OptionError as error:
-        raise OptionError(f"Option {error.message.removeprefix('Option ')}", advice=error.advice) from None
+        said = error.message.removeprefix("Option ")
+        if option.secret:  # it begins with "the value of": what was given is not repeated
+            raise OptionError(f"Option {option.key}: {said}", advice=error.advice) from None
+        raise OptionError(f"Option {said}", advice=error.advice) from None
 
 
 def _not_empty(name: str, text: str) -> str:
