@@ -10,9 +10,10 @@ export PYTHONWARNINGS :=
 SECRETIVE := [Pp]assw|[Ss]ecret.?.? ?[:=]|[Tt]oken.?.? ?[:=]|PRIVATE KEY|AKIA|[A-Za-z0-9+/]{60}
 SEARCHED := dlspark storage_node metadata conf examples .ci setup.cfg setup.py pyproject.toml README.md SECURITY.md Makefile
 PYTEST := $(BIN)/python -m pytest
+SECURED := $(addprefix tests/,spark/source spark/sink spark/catalog serving core cli)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test check lint types contracts unit bench notebooks sim sim-logs sim-proxies torture shim clean
+.PHONY: help setup demo quick test check lint types contracts unit bench notebooks sim sim-logs sim-proxies torture secured shim clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -63,6 +64,9 @@ notebooks: $(STAMP) ## execute the notebooks and keep their output
 
 torture: $(STAMP) ## the long seeded rounds of faults (ROUNDS=n of each kind of round, 50 if not said)
 	$(PYTEST) -m torture --rounds $(or $(ROUNDS),50) $(ARGS)
+
+secured: $(STAMP) $(ARCHIVE) ## the suites of source, sink, catalog, core, proxies and command line on secured clusters: an hour
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --secured $(SECURED) $(ARGS)
 
 sim: $(STAMP) ## clusters in simulation (SEEDS=n, 2000 if not said; FIRST=n to begin elsewhere), on all processors
 	$(BIN)/python -m simulation --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),10000)

@@ -25,27 +25,28 @@ class SecuredSandbox(dlspark.sandbox.Sandbox):
 
     def start(self):
         super().start()
-        os.environ["DLSPARK_SECURITY"] = str(self.security.client_folder)
+        os.environ["DLSPARK_SECURITY"] = str(self.security.folder("{role}"))
 
 dlspark.sandbox.Sandbox = SecuredSandbox
 """
 """What stands for a shell that was put into a secured cluster: the notebook's own cells are as ever."""
 
 
-def execute(path: Path, *, secured: bool = False) -> nbformat.NotebookNode:
+def execute(path: Path, *, secured_as: str = "") -> nbformat.NotebookNode:
     """Run a notebook from top to bottom and return it with its output. Raises CellExecutionError.
 
-    `secured`: its sandbox is, and what the notebook does about it is what the variable `DLSPARK_SECURITY` does.
+    `secured_as`: its sandbox is secured, and the variable `DLSPARK_SECURITY` names the folder of this role; the
+    notebook itself does nothing about it.
     """
     notebook = nbformat.read(path, as_version=4)
-    if secured:
-        notebook.cells.insert(0, nbformat.v4.new_code_cell(SECURED))
+    if secured_as:
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(SECURED.replace("{role}", secured_as)))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     with tempfile.TemporaryDirectory(prefix="dlspark-notebook-") as directory:
         resources = {"metadata": {"path": directory}}
         client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", resources=resources)
         client.execute()
-    if secured:
+    if secured_as:
         del notebook.cells[0]
     for cell in notebook.cells:
         cell.get("metadata", {}).pop("execution", None)

@@ -114,6 +114,10 @@ class TooManyFieldsError(ProtocolError):
     """A message has more fields than any of the protocol's could: it was not read to its end."""
 
 
+class TlsOfferedError(ProtocolError):
+    """The peer begins TLS where none is spoken."""
+
+
 class TlsError(ProtocolError):
     """TLS with the peer was refused, or broke."""
 

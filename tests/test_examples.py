@@ -15,7 +15,8 @@ from dlspark.sandbox.sandbox import Sandbox
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import DigestType
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.zookeeper.client import ZooKeeperStore
+from metadata.security.settings import SecuritySettings
+from metadata.zookeeper.securing import open_session
 from storage_node.client.client import LedgerClient
 
 EXAMPLES = ROOT / "examples"
@@ -112,7 +113,7 @@ def test_what_a_broker_stored_is_listed_topic_by_topic(uri, tmp_path):
     """Ledgers as a broker makes them (its own run on our nodes: tests/interop/test_pulsar.py); one is still written."""
 
     async def store() -> tuple[int, int]:
-        connected = await ZooKeeperStore.connect(uri.split("/")[2])
+        connected = await open_session(uri.split("/")[2], SecuritySettings())
         client = LedgerClient(LedgerStore(connected), BookieRegistry(connected))
         custom = {
             "application": b"pulsar",

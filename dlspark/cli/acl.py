@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -33,6 +33,9 @@ LogsArgument = Annotated[
     typer.Argument(
         metavar="LOGS", help="A log's name; with * behind it, which the shell must not see, names that begin so."
     ),
+]
+FileArgument = Annotated[
+    typer.FileText, typer.Argument(metavar="FILE", help="JSON, as list prints it; - reads from standard input.")
 ]
 LiteralOption = Annotated[bool, typer.Option("--literal", help="LOGS is a log's name as it stands, a * in it as well.")]
 
@@ -73,6 +76,23 @@ def _result(at: At, rules: RuleSet, changed: bool, note: str) -> None:
     """Print what a change has come to."""
     shown: list[Json] = [_as_json(rule) for rule in rules]
     at.result({"changed": changed, "rules": shown}, f"{note}; there are {counted(len(rules), 'rule')}")
+
+
+def _rules_in(file: TextIO) -> RuleSet:
+    """Return the rules of a file. Raises CallerError."""
+    import json
+
+    from metadata.security.rights import RuleSet
+
+    try:
+        given = json.load(file)["rules"]
+        return RuleSet.of(
+            _rule(one["effect"], one["who"], ",".join(one["verbs"]), one["logs"], literal=False) for one in given
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CallerError(
+            f"that is not a list of rules: {error!r}", advice="Give what dlspark acl list --output json prints"
+        ) from error
 
 
 @over_namespace
@@ -223,28 +243,26 @@ def _action(verb: Verb) -> Action | None:
 
 
 @over_namespace
+async def load(at: At, file: FileArgument) -> None:
+    """Add all rules of a file, all of them or none, as list --output json prints them. Those that are there stay."""
+    rules = _rules_in(file)
+    async with at.open() as namespace:
+        rights = _rights(namespace)
+        before = await rights.read()
+        after = await rights.change(add=rules)
+    changed = before.added(rules) != before
+    _result(at, after, changed, f"{counted(len(rules), 'rule')} of the file hold now")
+
+
+@over_namespace
 async def mend(
     at: At,
-    file: Annotated[
-        typer.FileText, typer.Argument(metavar="FILE", help="JSON, as list prints it; - reads from standard input.")
-    ],
+    file: FileArgument,
     yes: YesOption = False,
 ) -> None:
     """Write all rules anew, where those that are stored cannot be read; else use add and remove. Until then super users
     alone are let in."""
-    import json
-
-    from metadata.security.rights import RuleSet
-
-    try:
-        given = json.load(file)["rules"]
-        rules = RuleSet.of(
-            _rule(one["effect"], one["who"], ",".join(one["verbs"]), one["logs"], literal=False) for one in given
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CallerError(
-            f"that is not a list of rules: {error!r}", advice="Give what dlspark acl list --output json prints"
-        ) from error
+    rules = _rules_in(file)
     confirm(f"Have {counted(len(rules), 'rule')} be all rules of the namespace?", yes=yes)
     async with at.open() as namespace:
         await _rights(namespace).mend(rules)

@@ -172,6 +172,7 @@ def _member(member: ProxyMember, kind: str) -> dict[str, Json]:
         "region": member.region,
         "grpc": str(member.grpc) if member.grpc is not None else None,
         "stats": str(member.stats) if member.stats is not None else None,
+        "stats_tls": str(member.stats_tls) if member.stats_tls is not None else None,
     }
 
 

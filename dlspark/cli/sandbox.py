@@ -324,7 +324,7 @@ def _start_detached(
     import subprocess
 
     from dlspark.sandbox.processes import START_TIMEOUT_S, child_environment
-    from metadata.foundation.private_files import DIRECTORY_MODE
+    from metadata.foundation.private_files import DIRECTORY_MODE, private_opener
 
     directory = directory.absolute()
     log = directory / "sandbox.log"
@@ -343,7 +343,7 @@ def _start_detached(
         )
     try:
         directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-        errors = log.open("wb")
+        errors = open(log, "wb", opener=private_opener)  # noqa: SIM115  # closed below
     except OSError as error:
         raise CallerError(
             f"the sandbox cannot use its directory: {error.strerror}; it was not started",

@@ -21,7 +21,8 @@ What holds for all:
   Others are marked as own. An older name, in parentheses behind its key, is understood as well.
 * A key that is not listed, a value that cannot be read, and values that contradict each other are errors; a misspelt
   key's error names the nearest one. An upstream key that would change nothing is refused, and the error says why; only
-  in a write proxy's file it is ignored, with a warning.
+  in a write proxy's file it is ignored, with a warning, unless it is one of security: whoever sets one believes to be
+  protected by it.
 * A flag is `true`, `yes`, `on`, `1` or `false`, `no`, `off`, `0`, in any case; words are separated by commas.
 * A default that is empty means that nothing is set.
 """

@@ -63,7 +63,7 @@ def issue(
     from metadata.security.restrictions import Restrictions
 
     restrictions = Restrictions(tuple(logs) if logs else None, frozenset(verbs) if verbs else None)
-    grant = TokenGrant(name, seconds, restrictions, frozenset(roles or ()), issuer, audience)
+    grant = TokenGrant(name, seconds, restrictions, frozenset(roles or ()), issuer=issuer, audience=audience)
     token = SigningKey.read(key_file).issue(grant)
     if out is None:
         typer.echo(token.reveal())

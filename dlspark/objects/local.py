@@ -15,8 +15,9 @@ so no link that is put there leads out. The root itself may be a link, and is ne
 not mounted, its files must not come to lie below the empty mount point, nor seem to be gone.
 
 Who may read is the root's own rights: a folder or file gives group and others what the folder above it gives them, and
-never the right to write. So a root of 0700 holds files of 0600, and one of 0750 files that its group may read, whatever
-the umask would give away. A root that is open to everybody on the machine is warned of, once, and left as it is.
+never the right to write: but in a folder with the group's id set (02770), where several users work, the group keeps it
+for folders. So a root of 0700 holds files of 0600, and one of 0750 files that its group may read, whatever the umask
+would give away. A root that is open to everybody on the machine is warned of, once, and left as it is.
 """
 
 from __future__ import annotations
@@ -301,7 +302,11 @@ def _folder_of(root: _RootFolder, parts: Sequence[str], url: str, *, make: bool)
 
 def _make_folder(above: int, name: str) -> None:
     try:
-        os.mkdir(name, DIRECTORY_MODE | os.fstat(above).st_mode & (_READABLE | _ENTERED), dir_fd=above)
+        mode = os.fstat(above).st_mode
+        # Who sets the group's id on a folder that the group may write to has several users work in it, of whom each has
+        # to put files into what another one has made; as for any folder the umask may take it away.
+        shared = stat.S_IWGRP if mode & stat.S_ISGID else 0
+        os.mkdir(name, DIRECTORY_MODE | mode & (_READABLE | _ENTERED | shared), dir_fd=above)
     except FileExistsError:
         pass  # and yet synced: the writer that made it may not have come so far
     os.fsync(above)  # a file in it is durable only if the folder is

@@ -23,7 +23,7 @@ from dlspark.sandbox.processes import (
     first_line,
     log_tail,
 )
-from metadata.foundation.private_files import DIRECTORY_MODE, make_private_directory
+from metadata.foundation.private_files import DIRECTORY_MODE, make_private_directory, private_opener, write_private_text
 from metadata.foundation.processes import ending_with_parent
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def write_conf(directory: Path, files: Path) -> Path:
 
     files.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     conf = directory / CONF
-    conf.write_text(javaproperties.dumps(cold_settings(files), timestamp=None))
+    write_private_text(conf, javaproperties.dumps(cold_settings(files), timestamp=None))
     return conf
 
 
@@ -112,7 +112,7 @@ class SandboxMover:
 
     def _start_process(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "dlspark.cli", "--verbose", "cold", "run"]
-        with (self._folder / _LOG).open("ab") as log:
+        with open(self._folder / _LOG, "ab", opener=private_opener) as log:
             self._log_begin = log.tell()
             return subprocess.Popen(
                 ending_with_parent([*command, f"--uri={self._uri}", f"--conf={self.conf}"], signal.SIGTERM),

@@ -28,7 +28,7 @@ from dlspark.sandbox.processes import (
 from dlspark.sandbox.regions import SandboxRegions
 from dlspark.sandbox.state import ProxyPlace, SandboxState
 from metadata.foundation.errors import CallerError
-from metadata.foundation.private_files import make_private_directory
+from metadata.foundation.private_files import make_private_directory, private_opener
 from metadata.foundation.processes import ending_with_parent
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class SandboxProxies:
         self._processes[index] = self._spawner.submit(self._start_process, index).result()
 
     def _start_process(self, index: int) -> subprocess.Popen[bytes]:
-        with (self._folder(index) / _LOG).open("ab") as log:
+        with open(self._folder(index) / _LOG, "ab", opener=private_opener) as log:
             self._log_begins[index] = log.tell()
             return subprocess.Popen(
                 ending_with_parent(self._arguments(index), signal.SIGTERM),

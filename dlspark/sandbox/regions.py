@@ -29,6 +29,7 @@ from dlspark.sandbox.processes import START_TIMEOUT_S, SandboxError, child_envir
 from dlspark.sandbox.state import RegionPlace, SandboxState, voters
 from metadata.foundation import socks
 from metadata.foundation.errors import CallerError
+from metadata.foundation.private_files import private_opener, write_private_text
 from metadata.foundation.processes import ending_with_parent
 from metadata.foundation.regions import REGION_VARIABLE
 from metadata.zookeeper.embedded import OBSERVER, EmbeddedZooKeeper, EnsembleMember
@@ -158,7 +159,7 @@ class SandboxRegions:
     def _write_conf(self) -> None:
         import javaproperties
 
-        (self._directory / CONF).write_text(javaproperties.dumps(dict(self.settings), timestamp=None))
+        write_private_text(self._directory / CONF, javaproperties.dumps(dict(self.settings), timestamp=None))
 
     def _start_gateways(self) -> None:
         self._gateways = self._spawner.submit(self._start_process).result()
@@ -174,7 +175,7 @@ class SandboxRegions:
             )
 
     def _start_process(self) -> subprocess.Popen[bytes]:
-        with (self._directory / _LOG).open("ab") as log:
+        with open(self._directory / _LOG, "ab", opener=private_opener) as log:
             return subprocess.Popen(
                 ending_with_parent([sys.executable, "-m", "dlspark.sandbox.gateways"], signal.SIGTERM),
                 stdin=subprocess.PIPE,

@@ -48,7 +48,7 @@ from dlspark.sandbox.state import (
 from metadata.foundation import processes, socks
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OpenedHere
-from metadata.foundation.private_files import DIRECTORY_MODE, make_private_directory
+from metadata.foundation.private_files import DIRECTORY_MODE, make_private_directory, private_opener, write_private_text
 from metadata.foundation.processes import ending_with_parent
 from metadata.zookeeper.embedded import TICK_MS, EmbeddedZooKeeper
 
@@ -403,7 +403,7 @@ class Sandbox(OpenedHere):
                 advice="Name another directory",
             )
         self.directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-        lock = (self.directory / _LOCK_FILE).open("ab")
+        lock = open(self.directory / _LOCK_FILE, "ab", opener=private_opener)  # noqa: SIM115  # held until stop
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -487,7 +487,7 @@ class Sandbox(OpenedHere):
         host, spread = ("127.0.0.1", {}) if place is None else (place.host, self.regions.node_settings(place.name))
         security = {} if self._security is None else self._security.settings("node")
         settings = {**spread, **security, **self._node_settings}
-        conf.write_text(_bookie_conf(directory, host, port, self.zookeeper_address, settings))
+        write_private_text(conf, _bookie_conf(directory, host, port, self.zookeeper_address, settings))
         return conf
 
     def _node_environment(self, index: int) -> dict[str, str]:
@@ -508,7 +508,7 @@ class Sandbox(OpenedHere):
         return self._spawner
 
     def _start_process(self, index: int, conf: Path) -> subprocess.Popen[bytes]:
-        with self._log_file(index).open("ab") as log:
+        with open(self._log_file(index), "ab", opener=private_opener) as log:
             self._log_begins[index] = log.tell()
             return subprocess.Popen(
                 ending_with_parent([sys.executable, "-m", "storage_node.bookie", "--conf", str(conf)], signal.SIGTERM),

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from metadata.foundation import processes
 from metadata.foundation.errors import CallerError
+from metadata.foundation.private_files import write_private_text
 
 LOCAL_HOST = "127.0.0.1"
 NAMESPACE_PATH = "/distributedlog"
@@ -195,7 +196,7 @@ class SandboxState:
         """Keep the state in `directory`; a reader sees the old file or the new one, whole."""
         path = directory / _STATE_FILE
         scratch = path.with_suffix(".tmp")
-        scratch.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        write_private_text(scratch, json.dumps(asdict(self), indent=2) + "\n")
         scratch.replace(path)  # a rename is atomic
 
     def running(self) -> bool:

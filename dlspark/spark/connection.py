@@ -165,14 +165,27 @@ def confs_in_file(path: Path, prefix: str = "spark.") -> dict[str, str]:
 
 
 def namespace_settings(passed_on: Mapping[str, str]) -> dict[str, Value]:
-    """Return the settings by their proper keys. An unknown key stays as it is: the settings refuse it by name."""
+    """Return the settings by their proper keys. An unknown key stays as it is: the settings refuse it by name.
+
+    Raises OptionError for a setting that is a secret: what Spark keeps and shows of a query has its options.
+    """
     if not passed_on:
         return {}
     # Imported late, as below: the data source needs only what is above, in each of Spark's workers.
-    from dlspark.core.settings.settings import REGISTRY
+    from dlspark.core.settings.settings import FILE_VARIABLE, REGISTRY, VARIABLE_PREFIX
     from storage_node.settings.client import REGISTRY as CLIENT_REGISTRY
 
     proper = {key.lower(): key for key in (*REGISTRY, *(CLIENT_PREFIX + key for key in CLIENT_REGISTRY))}
+    for key in passed_on:
+        registry = CLIENT_REGISTRY if key.startswith(CLIENT_PREFIX) else REGISTRY
+        known = proper.get(key, key).removeprefix(CLIENT_PREFIX)
+        if known in registry and registry.find(known)[2].secret:
+            raise OptionError(
+                f"The setting {known} is a secret, and an option's value is none: Spark shows and keeps options; "
+                "nothing was done",
+                advice=f"Set it by a file that the environment variable {FILE_VARIABLE} names, or by "
+                f"{VARIABLE_PREFIX}{known}, on driver and executors (docs/settings/logs.md)",
+            )
     return {proper.get(key, key): value for key, value in passed_on.items()}
 
 

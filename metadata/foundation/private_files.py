@@ -37,6 +37,12 @@ def private_opener(path: str, flags: int) -> int:
     return os.open(path, flags, FILE_MODE)
 
 
+def write_private_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file for this user alone, in the place of what was in it."""
+    with open(path, "w", encoding="utf-8", opener=private_opener) as file:
+        file.write(text)
+
+
 def close_to_others(path: str | os.PathLike[str]) -> None:
     """Take what other users may do with a directory and with the files right in it.
 

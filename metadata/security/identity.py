@@ -49,6 +49,7 @@ from metadata.security.identity_files import (
     facts_of,
     file_error,
     in_memory,
+    is_variable,
     key_of,
     load_pair,
     moment_text,
@@ -88,7 +89,7 @@ class TlsFiles:
     key: str = ""
     """Its private key, or the store that has both."""
     key_password: str = ""
-    """The file with the key's, or the store's, password; empty: it has none."""
+    """The file with the key's, or the store's, password, or `env:` and the name of a variable; empty: it has none."""
     authorities: str = ""
     """Certificates of those whose signature is believed."""
     revoked: str = ""
@@ -109,7 +110,7 @@ class TlsFiles:
     """`pem`, `jks` or `pkcs12`."""
     authorities_type: str = PEM
     authorities_password: str = ""
-    """The file with the authorities' store's password; empty: it has none."""
+    """The file with the authorities' store's password, or a variable as for key_password; empty: it has none."""
     key_secret: Secret | None = None
     """The key's, or the store's, password itself, where settings hold it; so is the next one."""
     authorities_secret: Secret | None = None
@@ -136,7 +137,7 @@ class TlsFiles:
             self.authorities_password,
             self.revoked,
         )
-        return tuple(dict.fromkeys(path for path in named if path))
+        return tuple(dict.fromkeys(path for path in named if path and not is_variable(path)))
 
 
 @dataclass(frozen=True, slots=True)

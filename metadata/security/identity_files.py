@@ -26,6 +26,8 @@ from metadata.security.errors import IdentityError
 
 MAX_FILE_BYTES: Final = 8 * 1024 * 1024
 MAX_PASSWORD_BYTES: Final = 1024
+BY_VARIABLE: Final = "env:"
+"""Before the name of an environment variable that has a password, in the place of a file's path."""
 
 
 @contextmanager
@@ -123,9 +125,24 @@ def blocks_of(path: str) -> Sequence[PemBlock]:
         raise file_error(path, str(error)) from error
 
 
-def password_of(path: str) -> bytes | None:
-    """Return the password in a file; None: no file is named. Raises IdentityError."""
-    return read_file(path, MAX_PASSWORD_BYTES).strip() if path else None
+def password_of(place: str) -> bytes | None:
+    """Return the password in a file, or in the environment variable that `env:NAME` names; None: neither is named.
+    Raises IdentityError."""
+    if not is_variable(place):
+        return read_file(place, MAX_PASSWORD_BYTES).strip() if place else None
+    name = place.removeprefix(BY_VARIABLE)
+    found = os.environ.get(name)
+    if not found:
+        raise IdentityError(
+            f"the environment variable {name}, which is to hold a password, is not set, or empty",
+            advice="Set it for this process (a task has the environment of its executor), or name a file",
+        )
+    return found.strip().encode()
+
+
+def is_variable(place: str) -> bool:
+    """Return whether the place of a password is an environment variable, and not a file."""
+    return place.startswith(BY_VARIABLE)
 
 
 def certificates_of(path: str) -> list[PemBlock]:

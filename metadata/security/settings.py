@@ -92,7 +92,11 @@ class SecuritySettings:
         TEXT, "", "tlsKeyStore", "The private key, or the store that has it and its certificate"
     )
     tls_key_store_password_path: str = setting(
-        TEXT, "", "tlsKeyStorePasswordPath", "The file with the password of tlsKeyStore; empty: it has none"
+        TEXT,
+        "",
+        "tlsKeyStorePasswordPath",
+        "The file with the password of tlsKeyStore, or `env:NAME`, the environment variable that has it; empty: it has "
+        "none",
     )
     tls_trust_store_type: str = setting(
         TEXT, "jks", "tlsTrustStoreType", "What tlsTrustStore is: PEM, JKS or PKCS12", choices=_STORE_TYPES
@@ -101,7 +105,11 @@ class SecuritySettings:
         TEXT, "", "tlsTrustStore", "The certificates of the authorities, or of single peers, that are believed"
     )
     tls_trust_store_password_path: str = setting(
-        TEXT, "", "tlsTrustStorePasswordPath", "The file with the password of tlsTrustStore; empty: it has none"
+        TEXT,
+        "",
+        "tlsTrustStorePasswordPath",
+        "The file with the password of tlsTrustStore, or `env:NAME`, the environment variable that has it; empty: it "
+        "has none",
     )
     tls_revocation_lists_path: str = setting(
         TEXT,

@@ -23,7 +23,7 @@ from hashlib import sha1
 from struct import Struct
 from typing import Final
 
-from metadata.security.certificates import CERTIFICATE, pem_text
+from metadata.security.certificates import CERTIFICATE, pem_blocks, pem_text, read_certificate
 from metadata.security.der import OCTET_STRING, SEQUENCE, only_element
 from metadata.security.errors import IdentityError, no_extra_error
 
@@ -81,14 +81,32 @@ def key_of_store(content: bytes, password: bytes | None) -> tuple[bytes, bytes]:
 
 
 def authorities_of_store(content: bytes, password: bytes | None) -> bytes:
-    """Return the certificates that are believed, PEM. Raises StoreError, also where the store has none, or a key:
-    whoever issued one's own certificate, and stands in its chain, is not believed by that."""
+    """Return the certificates that are believed, PEM. Raises StoreError, also where the store has none.
+
+    As to Java, the certificate of a private key is believed too: a peer's own store, copied, is what BookKeeper's tests
+    and pages trust. That is so here if it signed itself. The store of a pair that an authority has issued is refused:
+    whoever named it there meant the authority, which is not believed by that, in Java neither.
+    """
     found = read_store(content, password)
-    if found.key:
-        raise StoreError("it has a private key; name a store that has nothing but the certificates to be believed")
-    if not found.believed:
+    own = (found.chain,) if found.key else ()
+    if own and not _signed_itself(found.chain):
+        raise StoreError(
+            "it has a private key whose certificate an authority has issued; name a store that has nothing but the "
+            "certificates to be believed"
+        )
+    if not (own or found.believed):
         raise StoreError("it has no certificate that is to be believed")
-    return b"".join(found.believed)
+    return b"".join((*own, *found.believed))
+
+
+def _signed_itself(chain: bytes) -> bool:
+    """Return whether this is one certificate, and it names nobody else as the one who issued it."""
+    try:
+        (only,) = pem_blocks(chain)
+        facts = read_certificate(only.body)
+    except ValueError:
+        return False
+    return facts.issuer == facts.subject
 
 
 # -------------------------------------------------------------------- PKCS #12

@@ -185,8 +185,8 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         """Open a session with any of `servers` ("host:port,host:port"); of `requests_per_second`, 0 or less is any
         number. With `tls`, nothing is sent in clear text; `access` is who the session is, and whose its znodes are.
 
-        Raises MetadataUnavailableError when none answered within `connect_timeout_ms`, or sooner where TLS shows that
-        none will; CallerError for a bad list, or a secret without TLS.
+        Raises MetadataUnavailableError when none answered within `connect_timeout_ms`, or sooner where TLS, or its
+        lack, shows that none will; CallerError for a bad list, or a secret without TLS.
         """
         store = cls(
             servers,
@@ -218,11 +218,19 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
             begun.cancel()
 
     def _unreached_error(self, timeout_ms: int) -> MetadataUnavailableError:
+        if self._tls_trouble is not None and self._tls is None:
+            return MetadataUnavailableError(
+                f"no session with ZooKeeper: {self._tls_trouble}",
+                node=self._servers,
+                advice="Nothing was asked for but a session. Set security=on and securityDirectory, or"
+                " DLSPARK_SECURITY=DIR; or name the server's plain port",
+            )
         if self._tls_trouble is not None:
             return MetadataUnavailableError(
                 f"no session with ZooKeeper by TLS: {self._tls_trouble}",
                 node=self._servers,
-                advice="Check the certificates of both sides, the authorities that each trusts, and the port",
+                advice="Check the certificates of both sides, the authorities that each trusts, and the port; for a"
+                " plain one, security=off and no DLSPARK_SECURITY",
             )
         secured = _MAYBE_SECURED if self._tls is None else ""
         return MetadataUnavailableError(
@@ -441,7 +449,7 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
     def _hear_of_tls(self, trouble: str | None, refused: bool) -> None:
         """Keep what TLS fails by for errors, and log it once each time it changes: kazoo tries on without a word."""
         if trouble is not None and trouble != self._tls_trouble:
-            _LOG.warning("no connection with ZooKeeper by TLS: %s", trouble)
+            _LOG.warning("no connection with ZooKeeper%s: %s", "" if self._tls is None else " by TLS", trouble)
         self._tls_trouble = trouble
         if refused and not self._refused.done():
             self._refused.set_result(None)

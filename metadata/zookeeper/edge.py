@@ -29,6 +29,7 @@ import os
 import random
 import select
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -44,6 +45,13 @@ from kazoo.protocol.serialization import Auth, Connect, Exists, GetChildren, Get
 from metadata.foundation.addresses import address_text
 from metadata.foundation.socks import ANSWER, SocksProxy, connect_request
 from metadata.zookeeper.homing import HomeProbe, HomeRule
+from metadata.zookeeper.port_kinds import (
+    ASK_EVERY_S,
+    PLAIN_AT_SECURED,
+    SECURED_AT_PLAIN,
+    speaks_plain,
+    speaks_tls,
+)
 from metadata.zookeeper.tls_socket import (
     ENDED_AFTER_HANDSHAKE,
     CertificatesUnreadError,
@@ -102,6 +110,11 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self._aborted = False
         self._running = True
         self.completion_queue = _LoopQueue(self)
+
+    @property
+    def is_aborted(self) -> bool:
+        """True once the session is given up."""
+        return self._aborted
 
     @property
     def fell_silent(self) -> bool:
@@ -385,6 +398,7 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         self._ran_out = 0
         self._first = first_servers()
         self._dialled: tuple[str, int] | None = None
+        self._ask_kind_at = 0.0
         self._silent: tuple[str, int] | None = None
         self._home = HomeRule()
         self._probe: HomeProbe | None = None
@@ -479,8 +493,7 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
             if time.monotonic() - began >= limit_s:
                 self._ran_out += 1
                 self._silent = self._dialled
-            if self._edge.tls is not None:
-                self._note_failure(error, host, port)
+            self._note_failure(error, host, port)
             raise
         self._ran_out = 0
         if self._failures and self._heard is not None:
@@ -495,11 +508,8 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         return silence_ms, connect_ms
 
     def _note_failure(self, error: BaseException, host: str, port: int) -> None:
-        """Pass on what TLS has to do with the end of an attempt: kazoo makes one error of all, whose context it is."""
-        failure = tls_failure(error.__context__ or error, host)
-        lost = isinstance(error, ConnectionDropped)
-        if failure is None and lost and isinstance(self._socket, SessionTlsSocket):
-            failure = TlsFailure(ENDED_AFTER_HANDSHAKE, lasting=False)
+        """Pass on what TLS has to do with the end of an attempt."""
+        failure = self._failure_of(error, host)
         if failure is None:
             if self._failures.pop((host, port), None) is None:
                 return
@@ -509,6 +519,35 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
             said = "; ".join(f"{address_text(*where)}: {one.reason}" for where, one in self._failures.items())
             refused = all(where in self._failures and self._failures[where].lasting for where in self.client.hosts)
             self._heard(said or None, refused)
+
+    def _failure_of(self, error: BaseException, host: str) -> TlsFailure | None:
+        """Return what TLS has to do with the end of an attempt: kazoo makes one error of all, whose context it is."""
+        lost = isinstance(error, ConnectionDropped)
+        if self._edge.tls is None:
+            if lost and self._socket is not None and self._asks_for_kind(host) and speaks_tls(*self._dialled_there()):
+                return PLAIN_AT_SECURED
+            return None
+        cause = error.__context__ or error
+        failure = tls_failure(cause, host)
+        ended = isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError)
+        if self._socket is None and ended and self._asks_for_kind(host) and speaks_plain(*self._dialled_there()):
+            return SECURED_AT_PLAIN
+        if failure is None and lost and isinstance(self._socket, SessionTlsSocket):
+            return TlsFailure(ENDED_AFTER_HANDSHAKE, lasting=False)
+        return failure
+
+    def _asks_for_kind(self, host: str) -> bool:
+        """Return whether to ask a server now which kind of connection it takes. One that is dialled by way of the proxy
+        is not asked: that would need the proxy for it."""
+        now = time.monotonic()
+        if self._edge.goes_by_proxy(host) or self._edge.is_aborted or now < self._ask_kind_at:
+            return False
+        self._ask_kind_at = now + ASK_EVERY_S
+        return True
+
+    def _dialled_there(self) -> tuple[str, int]:
+        assert self._dialled is not None
+        return self._dialled
 
     def _read_response(self, header: Any, buffer: Any, offset: int) -> Any:
         """Keep the watch of an answer that is being read while the client is stopped: kazoo passes the answer on, and

@@ -28,7 +28,12 @@ from typing import IO, Final
 
 from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
-from metadata.foundation.private_files import make_private_directory
+from metadata.foundation.private_files import (
+    DIRECTORY_MODE,
+    make_private_directory,
+    private_opener,
+    write_private_text,
+)
 from metadata.foundation.processes import ending_with_parent
 from metadata.security.listening import ALLOW, REFUSE, ListeningRule
 from metadata.zookeeper.homing import four_letters
@@ -43,6 +48,8 @@ STOP_TIMEOUT_MS: Final = 5_000
 REFRESH_S: Final = 5.0
 """How often the certificates' files are looked at."""
 _LOG_TAIL_BYTES: Final = 2_000
+_UMASK: Final = 0o077
+"""What the server writes is for its user alone: transactions have passwords of ledgers."""
 _POLL_S: Final = 0.02
 _PORT_ATTEMPTS: Final = 5
 
@@ -245,6 +252,7 @@ class EmbeddedZooKeeper:
     def _prepare(self) -> str:
         self._reap()
         java = find_java()
+        self._directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         make_private_directory(self._directory / "data")  # what the store holds, passwords of ledgers among it
         self._take_lock()
         return java
@@ -268,9 +276,9 @@ class EmbeddedZooKeeper:
             self._probe = FixedTls(self.security.probe_context())
             config += self.security.config(self._host, self._port)
         if self._member is not None:
-            (self._directory / "data" / "myid").write_text(f"{self._member.number}\n", encoding="ascii")
+            write_private_text(self._directory / "data" / "myid", f"{self._member.number}\n")
             config += self._member.config()
-        (self._directory / "zoo.cfg").write_text(config, encoding="ascii")
+        write_private_text(self._directory / "zoo.cfg", config)
         self._spawn(self._command(java, _JARS))
 
     def _command(self, java: str, patterns: tuple[str, ...]) -> list[str]:
@@ -303,7 +311,7 @@ class EmbeddedZooKeeper:
 
         def run() -> None:
             try:
-                with self.log_path.open("ab") as log:
+                with open(self.log_path, "ab", opener=private_opener) as log:
                     self._process = subprocess.Popen(
                         ending_with_parent(command),
                         cwd=self._directory,
@@ -311,6 +319,7 @@ class EmbeddedZooKeeper:
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         start_new_session=True,
+                        umask=_UMASK,
                     )
             except BaseException as error:
                 failure.append(error)
@@ -409,7 +418,7 @@ class EmbeddedZooKeeper:
         """Take the directory for this server alone: two would destroy each other's data."""
         if self._lock is not None:
             return
-        lock = (self._directory / "lock").open("ab")
+        lock = open(self._directory / "lock", "ab", opener=private_opener)  # noqa: SIM115  # held until it ends
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -28,7 +28,13 @@ from storage_node.client.entering import ClientSecurity, client_security
 from storage_node.client.health import BookieHealth, Quarantine
 from storage_node.client.nearness import Hedges, Nearness, least_pending_first, order_over_regions
 from storage_node.edge import Link, Network
-from storage_node.errors import ERROR_OF_STATUS, ConnectionClosedError, ProtocolError, RequestTimeoutError
+from storage_node.errors import (
+    ERROR_OF_STATUS,
+    ConnectionClosedError,
+    ProtocolError,
+    RequestTimeoutError,
+    TlsError,
+)
 from storage_node.protocol import v2
 from storage_node.protocol.decoding import decode_response
 from storage_node.protocol.encoding import encode_add_response, encode_bookie_info_request
@@ -169,11 +175,13 @@ class Connection(Channel):
 
         Never as UnauthorizedAccessError, by which recovery concludes that the bookie holds what another client wrote.
         """
-        error = insecure_error(
-            f"the storage node {self.bookie}",
-            "it refuses the request (EUA) for what this client has proved so far",
-            node=self.bookie,
-        )
+        reason: object = "it refuses the request (EUA) for what this client has proved so far"
+        if not self._pool.security.asks:
+            reason = TlsError(
+                "it refuses the request (EUA), for this client is without TLS (security=on, or DLSPARK_SECURITY)",
+                advice="Nothing was done. Set security=on and securityDirectory, or DLSPARK_SECURITY",
+            )
+        error = insecure_error(f"the storage node {self.bookie}", reason, node=self.bookie)
         self._pool.quarantine.failed(self.bookie, error)
         if response.operation is Operation.ADD:
             add = self._take_add(response)

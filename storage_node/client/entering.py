@@ -204,11 +204,7 @@ def client_security(settings: ClientSettings, environment: Mapping[str, str] | N
 
 
 def _error(link: Link, node: str, reason: object) -> SecureConnectionError:
-    if not isinstance(reason, DistributedLogError):
-        return insecure_error(f"the storage node {node} ({link.peer})", reason, node=node)
-    error = insecure_error(f"the storage node {node} ({link.peer})", reason.message, node=node)
-    error.advice = reason.advice or error.advice
-    return error
+    return insecure_error(f"the storage node {node} ({link.peer})", reason, node=node)
 
 
 class _Entering:
@@ -278,7 +274,13 @@ class _Entering:
             logger.warning("%s speaks no TLS: going on in plain, for security=optional", self._link.peer)
             self._prove(ChannelFacts(self._host))
         else:
-            self._fail(TlsError(f"it speaks no TLS ({response.status.name}), and security is on"))
+            self._fail(
+                TlsError(
+                    f"it speaks no TLS ({response.status.name}), and security is on",
+                    advice="Nothing is sent in plain instead. Switch security on there (optional takes both), or "
+                    "off here (security=off, no DLSPARK_SECURITY)",
+                )
+            )
 
     def batch_done(self) -> None:
         """Do nothing: each answer is taken as it comes."""

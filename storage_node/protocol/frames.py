@@ -20,7 +20,7 @@ from struct import Struct
 from typing import TypeAlias
 
 from metadata.foundation.errors import check
-from storage_node.errors import ProtocolError, TlsRefusedError
+from storage_node.errors import ProtocolError, TlsOfferedError, TlsRefusedError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -28,6 +28,10 @@ NO_PLAIN_ALERT = bytes.fromhex("15 03 01 00 02 02 46")
 """What a port for TLS answers to plain bytes: the fatal alert protocol_version, in a record (RFC 8446, section 6.2)."""
 _ALERT_AS_LENGTH = int.from_bytes(NO_PLAIN_ALERT[:4], "big")
 """A frame that begins so would have 353 MB."""
+NO_TLS_ANSWER = b"There is no TLS at this port.\n"
+"""What a plain port answers to a peer that begins TLS: no record begins so, and every library of TLS says that."""
+_HELLO_AS_LENGTH = 0x1603
+"""The first half of the length where a handshake of TLS is taken for a frame: one that begins so would have 369 MB."""
 MAX_FRAME_BYTES = 5 * 1024 * 1024
 """Largest frame, the 4-byte prefix included."""
 
@@ -186,6 +190,11 @@ class FrameBuffer:
                     advice="Set security=on and securityDirectory here as well, or DLSPARK_SECURITY",
                 )
             if not 0 < length <= longest:
+                if length >> 16 == _HELLO_AS_LENGTH:
+                    raise TlsOfferedError(
+                        "the other end begins TLS, and none is spoken at this port",
+                        advice="Switch security on here (security=optional takes both), or off there",
+                    )
                 raise ProtocolError(
                     f"a frame announces {length} bytes, allowed are 1 to {longest}",
                     advice="The peer is not a BookKeeper client, or the entry is too large",

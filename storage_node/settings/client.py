@@ -13,6 +13,7 @@ from typing import Final
 
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import FLAG, MAX_INT, REAL, WHOLE, Registry, Value, setting
+from metadata.security.other_keys import SECURITY_ELSEWHERE
 from metadata.security.sasl.settings import ClientProofSettings, SaslSettings
 from metadata.security.settings import REFUSED_SECURITY, SecuritySettings
 from storage_node.protocol.frames import MAX_FRAME_BYTES
@@ -396,5 +397,5 @@ REGISTRY: Final = Registry(
     [ClientSettings, PlacementSettings, SecuritySettings, SaslSettings, ClientProofSettings],
     CallerError,
     page=PAGE,
-    refused=WITHOUT_MEANING,
+    refused={**SECURITY_ELSEWHERE, **WITHOUT_MEANING},
 )

@@ -27,8 +27,9 @@ from metadata.foundation.settings import (
     settings_of,
 )
 from metadata.security.audit import AuditKeys
+from metadata.security.other_keys import SECURITY_ELSEWHERE
 from metadata.security.sasl.settings import ClientProofSettings, NodeProofSettings, SaslSettings
-from metadata.security.settings import REFUSED_SECURITY, AdmissionSettings, SecuritySettings
+from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.errors import BookieConfigurationError
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
@@ -52,7 +53,7 @@ REGISTRY: Final = Registry(
     ],
     BookieConfigurationError,
     page=BOOKIE_CONF,
-    refused=REFUSED_SECURITY,
+    refused=SECURITY_ELSEWHERE,
 )
 _FRAME_BYTES: Final = "nettyMaxFrameSizeBytes"
 """The bookie's key, which holds for the client as well."""

@@ -1,4 +1,4 @@
-"""`HttpTlsSettings`: TLS of a node's pages over HTTP, by upstream's keys."""
+"""`HttpTlsSettings`: TLS of a node's, or a proxy's, pages over HTTP, by upstream's keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HttpTlsSettings:
         False,
         "httpServerTlsEnable",
         "The pages are served by HTTPS, and each client, probes among them, has to show a certificate, as in "
-        "BookKeeper. Without stores of its own (httpServerKeyStorePath) it is the node's certificate that is shown",
+        "BookKeeper. Without stores of its own (httpServerKeyStorePath) the certificate of the process is shown",
         section="TLS for HTTP",
     )
     key_store_path: str = setting(
@@ -47,14 +47,14 @@ class HttpTlsSettings:
                 advice="Set httpServerTlsEnable=true as well, or leave the stores out",
             )
 
-    def identity(self, node: SecuritySettings) -> TlsIdentity | None:
-        """Return what the pages prove themselves with; None: nothing.
+    def identity(self, process: SecuritySettings) -> TlsIdentity | None:
+        """Return what the pages prove themselves with, by default as the process does; None: nothing.
 
         Raises BookieConfigurationError, IdentityError.
         """
         if not self.enabled:
             return None
-        files = replace(node.server_files(), peers_prove=True)
+        files = replace(process.server_files(), peers_prove=True)
         if self.key_store_path:
             secret = Secret(self.key_store_password)
             files = replace(

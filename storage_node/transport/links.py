@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from storage_node.edge import FrameHandler, TlsTerms
-from storage_node.errors import ConnectionClosedError, ProtocolError, TlsError
-from storage_node.protocol.frames import ALL, Buffer, ChunkPool, FrameBuffer
+from storage_node.errors import ConnectionClosedError, ProtocolError, TlsError, TlsOfferedError
+from storage_node.protocol.frames import ALL, NO_TLS_ANSWER, Buffer, ChunkPool, FrameBuffer
 from storage_node.transport.tls import TlsHandshake, TlsSocket, tls_error, waiting_bytes
 from storage_node.transport.turns import Turns
 
@@ -40,6 +40,8 @@ JOIN_BELOW_BYTES = 2048
 """Pieces smaller than this on average are joined: one copy is cheaper than many pieces."""
 FRAMES_AT_ONCE = 64
 """Frames cut out of what was received before they are handed out: a chunk may hold ten thousands of small ones."""
+TLS_HELLO_BYTES = 16 * 1024
+"""More than a client's first words of TLS have."""
 _NO_FRAMES: Iterator[memoryview] = iter(())
 
 
@@ -428,9 +430,24 @@ class TcpLink:
             self._take(self._frames.advance(received, FRAMES_AT_ONCE))
         except ProtocolError as error:
             self._network.tell_closing(self.peer, error)
+            if isinstance(error, TlsOfferedError):
+                self._answer_tls()
             self._shut(error)
             return
         self.deliver()
+
+    def _answer_tls(self) -> None:
+        """Tell a peer that begins TLS that there is none: else it would take this end for one that is only away, and
+        come again and again."""
+        if self._tls is None and not self._out:
+            try:
+                self._sock.recv(TLS_HELLO_BYTES)  # else the end would be a reset, which may overtake the answer
+            except OSError:
+                pass  # nothing more has come, or it has gone: it hears what it still can
+            try:
+                self._sock.send(NO_TLS_ANSWER)
+            except OSError:
+                pass  # it has gone, or does not read
 
     def _read_nothing(self, *, ended: bool) -> None:
         if ended:

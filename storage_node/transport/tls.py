@@ -23,7 +23,7 @@ import termios
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from metadata.foundation.errors import CallerError
+from metadata.foundation.errors import CallerError, DistributedLogError
 from storage_node.edge import FrameHandler, Link, Network, SecurableLink, TlsTerms
 from storage_node.errors import SecureConnectionError, TlsError, TlsRefusedError
 from storage_node.protocol.frames import NO_PLAIN_ALERT, Buffer
@@ -159,6 +159,8 @@ class TlsSocket:
             self._try_to_flush()  # the alert, which tells the peer what is wrong
             if self._terms.server_side and getattr(error, "reason", None) in _PLAIN:
                 self._answer_plain()
+            if not self._terms.server_side and isinstance(error, ssl.SSLEOFError | ConnectionResetError):
+                raise TlsError(_ENDED_WITHOUT_A_WORD) from error
             raise tls_error(error) from error
 
     def _feed(self) -> int | None:
@@ -481,9 +483,13 @@ async def connect_secured(
 
 def insecure_error(peer: str, reason: object, *, node: str | None = None) -> SecureConnectionError:
     """Return the error of a connection that could not be secured."""
+    said, advice = reason, None
+    if isinstance(reason, DistributedLogError):
+        said, advice = reason.message, reason.advice
     error = SecureConnectionError(
-        f"the connection to {peer} could not be secured: {reason}",
-        advice="Nothing is ever sent in plain instead. Check both sides' certificates, authorities and switches",
+        f"the connection to {peer} could not be secured: {said}",
+        advice=advice
+        or "Nothing is ever sent in plain instead. Check both sides' certificates, authorities and switches",
         node=node or peer,
     )
     error.refused = isinstance(reason, TlsRefusedError)
@@ -509,6 +515,13 @@ _REASONS = {
     "SSLV3_ALERT_HANDSHAKE_FAILURE": "the peer refuses the handshake: no cipher in common, or it wants a certificate",
 }
 """What one side does not take of the other, by OpenSSL's name."""
+_ADVICE = {
+    "WRONG_VERSION_NUMBER": "Nothing is sent in plain instead. Check the port; switch security on there, or off here "
+    "(security=off, no DLSPARK_SECURITY)",
+}
+_ENDED_WITHOUT_A_WORD = (
+    "the peer ended the connection in the handshake without a word: it may not speak TLS at this port, or not serve yet"
+)
 
 
 def tls_error(error: Exception) -> TlsError:
@@ -519,7 +532,7 @@ def tls_error(error: Exception) -> TlsError:
         return TlsError("the peer broke off without ending TLS")
     if isinstance(error, ssl.SSLError):
         if error.reason in _REASONS:
-            return TlsRefusedError(_REASONS[error.reason])
+            return TlsRefusedError(_REASONS[error.reason], advice=_ADVICE.get(error.reason))
         if error.reason == "NO_RENEGOTIATION":
             return TlsError("the peer asks for another handshake, which is refused")
         return TlsError(f"TLS failed: {error.reason or error}")

@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 
 from dlspark.cli.main import app
 from dlspark.sandbox.sandbox import Sandbox
-from metadata.zookeeper.client import ZooKeeperStore
+from metadata.security.settings import SecuritySettings
+from metadata.zookeeper.securing import open_session
 
 pytestmark = pytest.mark.processes
 
@@ -35,7 +36,7 @@ class RightsShell:
 
     def damage(self, data: bytes) -> None:
         async def put() -> None:
-            store = await ZooKeeperStore.connect(self.zookeeper)
+            store = await open_session(self.zookeeper, SecuritySettings())
             try:
                 await store.put("/rights/.dlspark-rights", data, -1)
             finally:
@@ -98,6 +99,7 @@ def test_what_concerns_a_whole_proxy_and_super_users_are_explained(shell: Rights
         (("check", "alice", "read"), "neither a log nor --proxy"),
         (("check", "alice", "read", "a", "--proxy"), "or both"),
         (("mend", "-", "--yes"), "not a list of rules"),
+        (("load", "-"), "not a list of rules"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(shell: RightsShell, arguments: tuple[str, ...], said: str) -> None:
@@ -122,6 +124,29 @@ def test_upstreams_entries_are_part_of_the_answer(shell: RightsShell) -> None:
     assert shell.acl("check", "alice", "write", "closed")["allowed"]
     assert "access control denies truncate" in shell.acl("check", "alice", "truncate", "closed", status=3)["reason"]
     shell.run("acl", "remove", "allow", "user:alice", "all", "closed")
+
+
+def test_rules_of_a_file_are_added_all_of_them_or_none(shell: RightsShell, tmp_path: Path) -> None:
+    shell.run("acl", "add", "allow", "user:alice", "read", "loaded")
+    shell.run("acl", "add", "deny", "role:w", "write,delete", "loaded*")
+    shell.run("acl", "add", "allow", "user:alice", "read", "odd*", "--literal")
+    kept = shell.acl("list")
+    for rule in kept["rules"]:
+        shell.run("acl", "remove", "--", rule["effect"], rule["who"], "all", rule["logs"])
+    assert shell.acl("list")["rules"] == []
+    broken = {"rules": [*kept["rules"], {"effect": "allow", "who": "alice", "verbs": ["read"], "logs": "x"}]}
+    shell.run("acl", "load", "-", status=1, stdin=json.dumps(broken))
+    assert shell.acl("list")["rules"] == [], "none of it"
+    shell.run("acl", "add", "allow", "user:bob", "read", "loaded")
+    file = tmp_path / "rules.json"
+    file.write_text(json.dumps(kept))
+    done = shell.acl("load", str(file))
+    assert done["changed"]
+    assert all(rule in done["rules"] for rule in kept["rules"])
+    assert len(done["rules"]) == len(kept["rules"]) + 1, "those that were there stay"
+    assert not shell.acl("load", str(file))["changed"]
+    for rule in done["rules"]:
+        shell.run("acl", "remove", "--", rule["effect"], rule["who"], "all", rule["logs"])
 
 
 def test_damaged_rules_are_mended_from_a_list(shell: RightsShell, tmp_path: Path) -> None:

@@ -35,8 +35,9 @@ from metadata.bookkeeper.topology import TopologyStore
 from metadata.distributedlog.sink_marks import LogMark
 from metadata.distributedlog.sinks import SinkStore, StagedLedger, log_tag
 from metadata.foundation.errors import CallerError
+from metadata.security.settings import SecuritySettings
 from metadata.store import ANY_VERSION
-from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.securing import open_session
 
 pytestmark = pytest.mark.processes
 PAGE = DOCS / "cli.md"
@@ -116,7 +117,7 @@ def test_ledgers_are_judged_by_the_placement_policy(shell: Shell) -> None:
 
 def test_regions_are_listed_closed_and_opened(shell: Shell, cli_sandbox: Sandbox) -> None:
     async def announce(*locations: str | None) -> None:
-        store = await ZooKeeperStore.connect(cli_sandbox.zookeeper_address)
+        store = await open_session(cli_sandbox.zookeeper_address, SecuritySettings())
         try:
             topology = TopologyStore(store, LEDGERS_PATH)
             for node, location in zip(await BookieRegistry(store, LEDGERS_PATH).cookies(), locations, strict=True):
@@ -472,7 +473,7 @@ class TestNamespaces:
         path = "/administered/faulty/<default>/ledgers/logrecs_000000000000000002"
 
         async def shorten() -> None:
-            store = await ZooKeeperStore.connect(cli_sandbox.zookeeper_address)
+            store = await open_session(cli_sandbox.zookeeper_address, SecuritySettings())
             data, _ = await store.get(path)
             fields = data.split(b";")
             fields[3] = fields[2]  # the last transaction id
@@ -495,7 +496,7 @@ class TestNamespaces:
         (donated,) = shell.ledgers("donor")
 
         async def misnumber() -> None:
-            store = await ZooKeeperStore.connect(cli_sandbox.zookeeper_address)
+            store = await open_session(cli_sandbox.zookeeper_address, SecuritySettings())
             await store.create(f"{ledgers}/inprogress_{1:018d}", b"5;%d;50;1;0;0;-1" % donated)
             await store.close()
 

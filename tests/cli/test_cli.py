@@ -23,7 +23,8 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.sandbox.sandbox import Sandbox
 from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CallerError
-from metadata.zookeeper.client import ZooKeeperStore
+from metadata.security.settings import SecuritySettings
+from metadata.zookeeper.securing import open_session
 from storage_node.autorecovery.status import MarkedLedger, RecoveryStatus
 
 COMMAND = [sys.executable, "-m", "dlspark.cli"]
@@ -163,13 +164,13 @@ class TestAutoRecovery:
         self, cli_sandbox: Sandbox, request: pytest.FixtureRequest
     ) -> None:
         async def mark() -> None:
-            store = await ZooKeeperStore.connect(cli_sandbox.zookeeper_address)
+            store = await open_session(cli_sandbox.zookeeper_address, SecuritySettings())
             marks = ReplicationStore(store)
             await marks.mark(123456, ["lost:3181"], 1)
             await store.close()
 
         async def unmark() -> None:
-            store = await ZooKeeperStore.connect(cli_sandbox.zookeeper_address)
+            store = await open_session(cli_sandbox.zookeeper_address, SecuritySettings())
             marks = ReplicationStore(store)
             found = await marks.read(123456)
             assert found is not None

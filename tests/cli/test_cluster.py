@@ -15,8 +15,9 @@ from dlspark.cli.cluster import WIDTH
 from dlspark.cli.main import app
 from dlspark.sandbox.sandbox import Sandbox
 from dlspark.version import __version__
+from metadata.security.settings import SecuritySettings
 from metadata.store import MetadataStore
-from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.securing import open_session
 
 pytestmark = pytest.mark.processes
 T = TypeVar("T")
@@ -35,7 +36,7 @@ def found(*arguments: str, status: int = 0) -> Any:
 
 def in_zookeeper(cli_sandbox: Sandbox, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
     async def connected() -> T:
-        store = await ZooKeeperStore.connect(cli_sandbox.zookeeper_address)
+        store = await open_session(cli_sandbox.zookeeper_address, SecuritySettings())
         try:
             return await work(store)
         finally:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from helpers.security.secured_runs import credentials_for, role_settings
 from helpers.waiting import wait_until
 from typer.testing import CliRunner, Result
 
@@ -37,10 +38,11 @@ from dlspark.serving.protocol.operations import (
 )
 from metadata.bookkeeper.topology import TopologyStore
 from metadata.foundation.errors import CallerError
-from metadata.zookeeper.client import ZooKeeperStore
+from metadata.security.settings import SecuritySettings
+from metadata.zookeeper.securing import open_session
 from storage_node.transport.tcp import TcpNetwork
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.identity("operator")]
 
 
 @pytest.fixture(scope="module", name="tier")
@@ -68,7 +70,7 @@ def owners(tier: Sandbox) -> dict[str, str]:
 
 def write(address: str, *streams: str) -> list[Answer]:
     async def asked() -> list[Answer]:
-        peers = ProxyPeers(TcpNetwork())
+        peers = ProxyPeers(TcpNetwork(), credentials_for=credentials_for)
         try:
             return [await peers.call(address, WriteRecords(stream, (b"x",)), 30_000) for stream in streams]
         finally:
@@ -79,7 +81,7 @@ def write(address: str, *streams: str) -> list[Answer]:
 
 def peers_release(address: str, stream: str) -> None:
     async def asked() -> Answer:
-        peers = ProxyPeers(TcpNetwork())
+        peers = ProxyPeers(TcpNetwork(), credentials_for=credentials_for)
         try:
             return await peers.call(address, ReleaseStream(stream), 30_000)
         finally:
@@ -167,7 +169,7 @@ def test_a_log_is_moved_to_a_region_or_refused_with_what_to_do(tier: Sandbox) ->
 def test_a_proxy_whose_host_is_in_another_region_by_now_is_to_be_started_again(tier: Sandbox) -> None:
     def announce(location: str | None) -> None:
         async def announced() -> None:
-            store = await ZooKeeperStore.connect(tier.zookeeper_address)
+            store = await open_session(tier.zookeeper_address, SecuritySettings())
             try:
                 await TopologyStore(store, LEDGERS_PATH).announce(tier.node_ids[0], location)
             finally:
@@ -244,6 +246,7 @@ def test_a_stopped_proxy_hands_over_and_a_second_signal_does_not_wait(tier: Sand
     ]
     arguments += ["--set", "server_advertised_host=127.0.0.1", "--grpc-port=-1"]
     arguments += ["--set", "server_graceful_shutdown_period_ms=600000"]
+    arguments += [f"--set={key}={value}" for key, value in role_settings("proxy").items()]
     process = subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_environment(), text=True
     )

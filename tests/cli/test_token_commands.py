@@ -30,7 +30,13 @@ def test_a_key_and_its_tokens(tmp_path: Path) -> None:
     narrow = verifier.verify(printed.strip())
     assert narrow.restrictions.allows("read", "orders1")
     assert not narrow.restrictions.allows("write", "orders1")
-    assert verifier.verify(out.read_text().strip()).principal.roles == {"client"}
+    other = verifier.verify(out.read_text().strip())
+    assert other.principal.roles == {"client"}
+    assert len({narrow.token_id, other.token_id, ""}) == 3, "each is revoked by itself"
+    ours = TokenSettings(token_keys=str(keys), token_issuer="us", token_audience="them").verifier()
+    assert ours is not None
+    _, printed = run("issue", "--key", key, "--for", "etl", "--issuer", "us", "--audience", "them")
+    assert ours.verify(printed.strip()).principal.name == "etl"
 
 
 def test_what_cannot_be_issued_is_said(tmp_path: Path) -> None:

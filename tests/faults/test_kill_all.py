@@ -32,7 +32,8 @@ from dlspark.sandbox.sandbox import Sandbox
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import DistributedLogError
-from metadata.zookeeper.client import ZooKeeperStore
+from metadata.security.settings import SecuritySettings
+from metadata.zookeeper.securing import open_session
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerClosedError, LedgerFencedError
@@ -103,7 +104,7 @@ class Arena:
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[LedgerClient]:
-        store = await ZooKeeperStore.connect(self.sandbox.zookeeper_address)
+        store = await open_session(self.sandbox.zookeeper_address, SecuritySettings())
         settings = ClientSettings(add_entry_timeout_ms=30_000, replacement_timeout_ms=500)
         client = LedgerClient(LedgerStore(store, LEDGERS_PATH), BookieRegistry(store, LEDGERS_PATH), settings=settings)
         try:

@@ -191,7 +191,7 @@ async def refuses_strangers(cluster: RollingCluster) -> None:
     """Nobody without a certificate gets anywhere."""
     with pytest.raises(DistributedLogError):
         await AsyncNamespace.open(cluster.uri, {"zkSessionTimeoutSeconds": 4})
-    async with await AsyncClient.connect(cluster.write_addresses, {"requestTimeoutMs": 2_000}) as stranger:
+    async with await AsyncClient.connect(cluster.write_addresses, {"requestTimeoutMs": 60_000}) as stranger:
         with pytest.raises(DistributedLogError):
             await stranger.write(THIN_LOG, b"0")
 
@@ -225,7 +225,7 @@ async def revoke_bystander(cluster: RollingCluster, load: Load, name: str) -> No
     """A client's certificate is taken back: its open connections to proxies and nodes end, and it is not let in again;
     the others notice nothing."""
     await asyncio.to_thread(cluster.dlspark, "tls", "issue", str(cluster.authority), name, "--role", "client")
-    values: dict[str, Value] = {**cluster.settings(name, "on"), "requestTimeoutMs": 2_000}
+    values: dict[str, Value] = {**cluster.settings(name, "on"), "requestTimeoutMs": 60_000}
     secret = {"bkc.zkAclSecretPath": str(cluster.folder("client") / "zookeeper.secret")}  # a new name may have none
     direct = DirectWriter(cluster.uri, f"{name}-direct", {**cluster.settings(name, "on"), **secret})
     direct.start()

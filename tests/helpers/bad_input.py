@@ -21,7 +21,9 @@ from helpers.waiting import wait_until
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.security.settings import SecuritySettings
 from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.securing import open_session
 from storage_node.client.client import LedgerClient
 from storage_node.protocol.digests import master_key
 from storage_node.protocol.encoding import encode_bookie_info_request, encode_read_request
@@ -112,7 +114,7 @@ class Rig:
         """Run `use` with a ZooKeeper session of its own."""
 
         async def run() -> T:
-            store = await ZooKeeperStore.connect(self.sandbox.zookeeper_address)
+            store = await open_session(self.sandbox.zookeeper_address, SecuritySettings())
             try:
                 return await use(store)
             finally:

@@ -30,7 +30,7 @@ FAST, SLOW = ItemOf("cli/test_common.py::test_x"), ItemOf("spark/test_chispa.py:
 TYPED = ItemOf("spark/sink/test_sink_appends.py::test_y[3-json-b]")
 PLAIN = ItemOf("spark/sink/test_sink_appends.py::test_y[3-raw-b]")
 FLEETS = "simulation/test_simulated_proxies.py"
-ONE, OTHER = ItemOf(f"{FLEETS}::test_x"), ItemOf(f"{FLEETS}::test_fleets_reach_what_is_to_go_wrong")
+ONE, OTHER = ItemOf(f"{FLEETS}::test_x"), ItemOf(f"{FLEETS}::test_fleets_reach_what_is_to_go_wrong[of-any-kind]")
 
 
 @pytest.mark.parametrize(

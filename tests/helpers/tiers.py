@@ -2,7 +2,8 @@
 
 The first has nearly every pure test, the simulation, and each real part (storage nodes, Spark, proxies, Java, the
 command line) at work once: what a newcomer runs. `second_tier.txt` lists the others: in each line a file, a single
-test, or the tests of a file with one parameter, `file::[parameter]`. What is not listed is in the first.
+test, with all of its parameters or some, or the tests of a file with one parameter, `file::[parameter]`. What is not
+listed is in the first.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def keep_tier(tier: Tier, config: pytest.Config, items: list[pytest.Item]) -> No
         file = item.path.relative_to(TESTS).as_posix()
         name = item.nodeid.partition("::")[2]
         parameters = name.partition("[")[2].removesuffix("]").split("-")
-        named = [f"{file}::{name}", *(f"{file}::[{one}]" for one in parameters)]
+        named = [f"{file}::{name}", f"{file}::{name.partition('[')[0]}", *(f"{file}::[{one}]" for one in parameters)]
         listed = file in second or not second.isdisjoint(named)
         (kept if listed is (tier is Tier.SECOND) else others).append(item)
     config.hook.pytest_deselected(items=others)

@@ -22,6 +22,7 @@ from helpers.interop.clusters import (
     sandbox_cluster,
 )
 from helpers.interop.log_sides import WAYS, JavaLog, Pair, pair_of
+from helpers.security.secured_runs import OPTION
 
 from dlspark.sandbox.sandbox import Sandbox
 from dlspark.testing.java_process import JavaTool
@@ -29,14 +30,17 @@ from dlspark.testing.java_process import JavaTool
 _log_numbers = count(1)
 NODE_SETTINGS = {"zkTimeout": 3000}
 """A node that was killed cannot register again before its former session has expired."""
+SECURED_ELSEWHERE = "Java's processes get their keys from the tests of secured clusters: docs/interop.md"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.interop)
             item.add_marker(pytest.mark.processes)
+            if config.getoption(OPTION):
+                item.add_marker(pytest.mark.skip(reason=SECURED_ELSEWHERE))
 
 
 @pytest.fixture(scope="session")

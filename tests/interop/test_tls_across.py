@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,65 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.serialization import pkcs12
 from helpers.interop.clusters import VERSIONS, InteropCluster, JavaBookies, JavaProcesses, OurBookie
 from helpers.interop.ledgers import SIZES, as_java_tells, java_adds, java_creates, java_reads, payloads, we_add, we_read
-from helpers.security.minting import MintedAuthority, MintedPair, write_folder
+from helpers.interop.secured import BY_ROLE, HOSTS, Keys, pem_keys, store_keys
+from helpers.security.minting import MintedAuthority
 
 from dlspark.testing.java_process import JavaTool
 from metadata.foundation.errors import DistributedLogError
 from storage_node.settings.client import ClientSettings
 
 pytestmark = pytest.mark.long
-HOSTS = ["127.0.0.1", "localhost"]
-BY_ROLE = "org.apache.bookkeeper.tls.BookieAuthZFactory"
 WHOLE = {"ensemble": 3, "write_quorum": 3, "ack_quorum": 3}
-SWITCH = {
-    "tlsProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory",
-    "tlsClientAuthentication": "true",
-}
-Keys = Mapping[str, str]
-
-
-def pem_keys(folder: Path, pair: MintedPair, authority: MintedAuthority) -> Keys:
-    write_folder(folder, pair, authority.pem)
-    return {
-        **SWITCH,
-        "tlsKeyStoreType": "PEM",
-        "tlsKeyStore": str(folder / "key.pem"),
-        "tlsCertificatePath": str(folder / "certificate.pem"),
-        "tlsTrustStoreType": "PEM",
-        "tlsTrustStore": str(folder / "authorities.pem"),
-    }
-
-
-def store_keys(kind: str, folder: Path, pair: MintedPair, authority: MintedAuthority) -> Keys:
-    """Make stores of Java's with Java's own tool."""
-    folder.mkdir(parents=True)
-    (folder / "password").write_text("changeit")
-    (folder / "authority.pem").write_bytes(authority.pem)
-    how = serialization.BestAvailableEncryption(b"changeit")
-    whole = pkcs12.serialize_key_and_certificates(b"me", pair.key, pair.certificate, [authority.certificate], how)
-    (folder / "pair.p12").write_bytes(whole)
-    passwords = ["-srcstorepass", "changeit", "-deststorepass", "changeit"]
-    from_pair = ["-importkeystore", "-srckeystore", "pair.p12", "-srcstoretype", "pkcs12", *passwords]
-    _keytool(folder, *from_pair, "-destkeystore", "keys", "-deststoretype", kind)
-    trusted = ["-importcert", "-noprompt", "-alias", "authority", "-file", "authority.pem", "-storepass", "changeit"]
-    _keytool(folder, *trusted, "-keystore", "trust", "-storetype", kind)
-    return {
-        **SWITCH,
-        "tlsKeyStoreType": kind.upper(),
-        "tlsKeyStore": str(folder / "keys"),
-        "tlsKeyStorePasswordPath": str(folder / "password"),
-        "tlsTrustStoreType": kind.upper(),
-        "tlsTrustStore": str(folder / "trust"),
-        "tlsTrustStorePasswordPath": str(folder / "password"),
-    }
-
-
-def _keytool(folder: Path, *arguments: str) -> None:
-    subprocess.run(["keytool", *arguments], cwd=folder, check=True, capture_output=True)
 
 
 @dataclass(frozen=True)
@@ -94,7 +45,7 @@ class Secured:
         return partial(self.cluster.on(self.java), settings=dict(keys))
 
 
-def ours(keys: Mapping[str, object]) -> ClientSettings:
+def ours(keys: Mapping[str, str]) -> ClientSettings:
     return ClientSettings.from_mapping({"addEntryTimeoutSec": 5, "readEntryTimeoutSec": 5, **keys})
 
 
@@ -166,7 +117,7 @@ async def test_each_side_fences_and_recovers_the_others_ledger(secured: Secured)
 @pytest.mark.parametrize("who", ["plain", "another role", "no role", "another authority"])
 async def test_who_may_not_is_refused_by_nodes_of_either_kind(secured: Secured, who: str, version_2: bool) -> None:
     good = ours(secured.keys("client"))
-    bad: Mapping[str, object] = {}
+    bad: Mapping[str, str] = {}
     if who == "another role":
         bad = secured.keys("console")
     elif who == "no role":

@@ -218,6 +218,8 @@ async def test_no_symbolic_link_below_the_root_is_followed(store: ObjectStore, f
         (0o700, 0o700, 0o600, False),
         (0o750, 0o750, 0o640, False),
         (0o770, 0o750, 0o640, False),
+        (0o2770, 0o2770, 0o640, False),
+        (0o2750, 0o2750, 0o640, False),
         (0o1777, 0o755, 0o644, True),
     ],
 )

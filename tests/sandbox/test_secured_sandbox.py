@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 from helpers.waiting import wait_until
 
@@ -27,6 +28,7 @@ from dlspark.sandbox.state import SECURITY_FOLDER, SandboxState
 from dlspark.serving.client.sync import Client
 from metadata.foundation.errors import CallerError
 from metadata.security.errors import IdentityError
+from metadata.security.listening import is_loopback
 from metadata.security.settings import VARIABLE, SecurityMode, SecuritySettings
 from metadata.zookeeper.client import ZooKeeperStore
 
@@ -36,6 +38,14 @@ pytestmark = pytest.mark.processes
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     directory = tmp_path_factory.mktemp("secured")
+    former = os.umask(0)  # nothing is left to the user's shell
+    try:
+        yield from _running(directory)
+    finally:
+        os.umask(former)
+
+
+def _running(directory: Path) -> Iterator[Sandbox]:
     with Sandbox(directory / "sandbox", nodes=3, proxies=1, cold=directory / "cold", secure=True) as running:
         yield running
 
@@ -122,6 +132,29 @@ def test_keys_are_for_their_owner_alone_and_in_no_command_line(secured: Sandbox)
         except OSError:
             continue  # ended meanwhile, or another user's
         assert secret.encode() not in said
+
+
+def test_all_that_it_writes_is_for_its_owner_alone_and_all_that_listens_is_for_this_machine(secured: Sandbox) -> None:
+    open_to_others = [
+        path
+        for path in (secured.directory, *secured.directory.rglob("*"))
+        if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077
+    ]
+    assert open_to_others == []
+    assert {path.name for path in secured.directory.rglob("*")} >= {
+        "zoo.cfg",
+        "zookeeper.log",
+        "proxy.log",
+        "bookie.conf",
+    }
+    listening = [
+        connection.laddr.ip
+        for process in psutil.Process().children(recursive=True)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= 1 + 3 + 2 * 2, "ZooKeeper, nodes, and frames and gRPC of both proxies"
+    assert [host for host in listening if not is_loopback(host)] == []
 
 
 @pytest.mark.long

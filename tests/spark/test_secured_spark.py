@@ -1,60 +1,179 @@
-"""Queries on a secured cluster: the folder is named by options or by a variable, and nothing secret is left behind."""
+"""Queries on a secured cluster: in local mode, on a standalone cluster, through Connect and through proxies; and
+nothing secret is left behind by them, wherever Spark or the cluster writes something."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.paths import ROOT, SPARK_PROGRAMS
 from helpers.quick_start import plain_environment
+from helpers.rounds import with_rounds
+from helpers.security.searching import TOKEN_HEADER, found_in, secret_of_signing_key, secrets_of_folders
+from helpers.security.secret_run import CommandLines
+from helpers.spark.read_proxy_processes import ReadProxyProcesses
+from helpers.spark.rounds_world import StandaloneCluster
 
 from dlspark.core.sync.namespace import Namespace
 from dlspark.sandbox.sandbox import Sandbox
+from dlspark.serving.security.token_issuing import SigningKey
 from metadata.security.settings import VARIABLE
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 
 PROGRAM = SPARK_PROGRAMS / "secured_app.py"
-ROWS = 200
+THROUGH_PROXIES = ["batch", "stream", "explain"]
+DIRECT = [*THROUGH_PROXIES, "segments", "staged", "catalog"]
+IDENTITIES = ("sandbox/security/", "sandbox/zookeeper/tls/", "token-key.jwk")
+"""Where secrets are at home; ZooKeeper's server reads its key from a file of its own."""
+
+
+class SecuredWorld:
+    """A secured sandbox with a write proxy, a read proxy that takes tokens, and a key that makes them."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.sandbox = Sandbox(place / "sandbox", nodes=3, proxies=1, secure=True)
+        self.sandbox.start()
+        self.key_file = place / "token-key.jwk"
+        key = SigningKey.make("ES256")
+        key.write(self.key_file)
+        key.publish(place / "token-keys.json")
+        security = self.sandbox.security
+        tokens = {"tokenKeys": place / "token-keys.json", "tlsClientAuthentication": "false"}
+        (place / "read-proxy").mkdir()
+        self.reading = ReadProxyProcesses(
+            self.sandbox.uri, place / "read-proxy", 1, {**security.settings("proxy"), **tokens}
+        )
+        self.client = security.client_folder
+        self.executor = place / "executor"
+        """What an executor needs whose tasks have tokens: whom to believe, and nothing to prove."""
+        self.executor.mkdir()
+        shutil.copy(self.client / "authorities.pem", self.executor)
+        self.secrets = secrets_of_folders(place / "sandbox" / "security")
+        self.secrets |= {"signing key": secret_of_signing_key(self.key_file), "a token": TOKEN_HEADER}
+        self.secrets |= {"a password by value": "hunter-by-value"}
+
+    @property
+    def proxies(self) -> dict[str, dict[str, str]]:
+        """Options of queries through proxies."""
+        return {
+            "source": {"proxy": self.reading.option},
+            "sink": {"proxy": ",".join(self.sandbox.proxies.write_addresses)},
+        }
+
+    def close(self) -> None:
+        self.reading.close()
+        self.sandbox.stop()
+
+    def run(self, directory: Path, name: str, config: dict[str, Any], **environment: str) -> dict[str, object]:
+        """Run the program and search for secrets in all that was written, by whom ever; what it found."""
+        directory.mkdir(exist_ok=True)
+        with Namespace.open(self.sandbox.uri, self.sandbox.settings) as namespace:
+            for what in ("rows", "copy", "segments", "staged"):
+                namespace.create_log(f"{what}-{name}")
+        made = {"uri": self.sandbox.uri, "name": name, "directory": str(directory), **config}
+        (directory / "config").write_text(json.dumps(made))
+        with CommandLines(directory / "argv"):
+            done = subprocess.run(
+                [sys.executable, str(PROGRAM), str(directory / "config")],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                env=plain_environment() | environment,
+                timeout=500,
+                check=False,
+            )
+        (directory / "output").write_text(done.stdout + done.stderr)
+        assert done.returncode == 0, done.stderr[-6000:]
+        assert len((directory / "argv").read_bytes()) > 1000
+        assert len(self.secrets) > 8
+        assert found_in(directory, self.secrets) == []
+        # The folders, logs and metadata of the cluster: ZooKeeper's, with `/ledgers`, and of nodes and proxies.
+        assert found_in(self.place, self.secrets, IDENTITIES) == []
+        found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+        return found
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    with Sandbox(tmp_path_factory.mktemp("secured") / "sandbox", nodes=3, secure=True) as running:
-        yield running
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredWorld]:
+    made = SecuredWorld(tmp_path_factory.mktemp("secured"))
+    yield made
+    made.close()
 
 
-@pytest.mark.parametrize("by", ["options", pytest.param("variable", marks=pytest.mark.long)])
-def test_a_batch_and_a_stream_leave_no_secret_behind(secured: Sandbox, tmp_path: Path, by: str) -> None:
-    folder = secured.security.client_folder
-    with Namespace.open(secured.uri, secured.settings) as namespace:
-        for name in ("rows", "copy"):
-            namespace.create_log(f"{name}-{by}")
-    environment = plain_environment() | {"PYSPARK_PYTHON": sys.executable}
-    if by == "variable":
-        environment[VARIABLE] = str(folder)
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), secured.uri, str(folder) if by == "options" else "", by, str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [ROWS, ROWS]
-    secret = (folder / "zookeeper.secret").read_text().strip().partition(":")[2]
-    key = (folder / "key.pem").read_text().splitlines()[1]
-    left = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert any("events" in str(path) for path in left)
-    for path in left:
-        content = path.read_bytes()
-        assert secret.encode() not in content, path
-        assert key.encode() not in content, path
-    assert secret not in done.stdout + done.stderr
-    assert key not in done.stdout + done.stderr
+def test_a_batch_and_a_stream_through_proxies_with_tokens(world: SecuredWorld, tmp_path: Path) -> None:
+    options = {"tls.directory": str(world.client)}
+    proxies = world.proxies
+    proxies["source"]["tokenKeyFile"] = str(world.key_file)
+    run = tmp_path / "run"
+    config = {"master": "local[2]", "steps": THROUGH_PROXIES, "options": options, **proxies}
+    assert world.run(run, "tokens", config) == dict.fromkeys(THROUGH_PROXIES, True)
+    for left in ("events", "checkpoint/offsets", "checkpoint/commits", "shown", "progress"):
+        assert any((run / left).iterdir()) if (run / left).is_dir() else (run / left).stat().st_size, left
+    # Where they are at home, they are found: the search sees what there is to see.
+    assert any(one.startswith("signing key") for one in found_in(world.place, world.secrets))
+
+
+@pytest.mark.parametrize("by", with_rounds("options", "variable"))
+def test_everything_in_local_mode(world: SecuredWorld, tmp_path: Path, by: str) -> None:
+    confs = {"spark.distributedlog.tls.directory": str(world.client)} if by == "options" else {}
+    environment = {VARIABLE: str(world.client)} if by == "variable" else {}
+    config = {"master": "local[2]", "steps": DIRECT, "confs": confs}
+    assert world.run(tmp_path / "run", f"local-{by}", config, **environment) == dict.fromkeys(DIRECT, True)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    made = StandaloneCluster(tmp_path_factory.mktemp("standalone"))
+    yield made
+    made.stop()
+
+
+def standalone(executors: Path) -> dict[str, str]:
+    """The confs of a session with one executor on each of two workers, which have an identity folder of their own."""
+    return {
+        "spark.executor.cores": "1",
+        "spark.cores.max": "2",
+        "spark.executor.memory": "512m",
+        "spark.driver.memory": "512m",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        f"spark.executorEnv.{VARIABLE}": str(executors),
+        "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    }
+
+
+@pytest.mark.long
+def test_everything_on_two_workers(world: SecuredWorld, cluster: StandaloneCluster, tmp_path: Path) -> None:
+    config = {"master": cluster.master, "steps": DIRECT, "confs": standalone(world.client)}
+    found = world.run(tmp_path / "run", "workers", config, **{VARIABLE: str(world.client)})
+    assert found == dict.fromkeys(DIRECT, True)
+    assert found_in(cluster.place, world.secrets) == []
+
+
+@pytest.mark.long
+def test_two_workers_that_have_nothing_but_tokens(
+    world: SecuredWorld, cluster: StandaloneCluster, tmp_path: Path
+) -> None:
+    """Their tasks could reach neither ZooKeeper nor storage nodes: the driver alone has a certificate, and the key."""
+    confs = standalone(world.executor)
+    config = {"master": cluster.master, "steps": THROUGH_PROXIES, "confs": confs, **world.proxies}
+    variables = {VARIABLE: str(world.client), "DLSPARK_TOKEN_KEY_FILE": str(world.key_file)}
+    assert world.run(tmp_path / "run", "bare", config, **variables) == dict.fromkeys(THROUGH_PROXIES, True)
+    assert found_in(cluster.place, world.secrets) == []
+
+
+@pytest.mark.parametrize("through", with_rounds("nodes", "proxies"))
+def test_a_client_of_spark_connect(world: SecuredWorld, tmp_path: Path, through: str) -> None:
+    steps = DIRECT if through == "nodes" else THROUGH_PROXIES
+    more = {} if through == "nodes" else world.proxies
+    config = {"remote": "local[2]", "steps": steps, **more}
+    variables = {VARIABLE: str(world.client), "DLSPARK_TOKEN_KEY_FILE": str(world.key_file)}
+    assert world.run(tmp_path / "run", f"connect-{through}", config, **variables) == dict.fromkeys(steps, True)

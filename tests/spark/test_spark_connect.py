@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dlspark.sandbox.sandbox import Sandbox
 
-pytestmark = [pytest.mark.spark, pytest.mark.processes]
+pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.timeout(900)]
 
 CLIENT = SPARK_PROGRAMS / "connect_client.py"
 MS = 1_000_000
@@ -38,7 +38,7 @@ def client(sandbox: Sandbox, logs: Logs, place: Path, steps: Sequence[str]) -> d
         capture_output=True,
         text=True,
         env=environment,
-        timeout=280,
+        timeout=800,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-6000:]

@@ -49,6 +49,9 @@ from metadata.foundation.errors import CallerError
 from metadata.foundation.properties import read_properties
 from metadata.foundation.regions import region_names
 from metadata.foundation.settings import MAX_INT, Registry, Value, settings_of
+from metadata.security.other_keys import SECURITY_ELSEWHERE
+from metadata.security.sasl.settings import ClientProofSettings, SaslSettings
+from metadata.security.settings import SecuritySettings
 from storage_node.client.placement.racks import parse_overrides
 from storage_node.settings.client import ClientSettings
 from storage_node.settings.placement import RESOLVERS, PlacementSettings, Resolver
@@ -379,12 +382,24 @@ OLD_KEYS: Mapping[str, str] = {
     "ReadAheadWaitTimeOnEndOfStream": "readAheadWaitTimeOnEndOfStream",
 }
 """Names that some of them had before."""
+PROTECTING_KEYS: Mapping[str, str] = {
+    **SECURITY_ELSEWHERE,
+    **{
+        key: f"it is the ledger client's, and written {CLIENT_PREFIX}{key}; security and securityDirectory hold for "
+        "ZooKeeper and storage nodes alike"
+        for owner in (SecuritySettings, SaslSettings, ClientProofSettings)
+        for info in settings_of(owner).values()
+        for key in (info.key, *info.other_keys)
+    },
+}
+"""Keys of security, and why they are none of these settings. They are never ignored: whoever sets one believes to be
+protected by it."""
 
 REGISTRY = Registry(
     [Settings],
     SettingsError,
     page="conf/distributedlog.conf",
-    refused={**WITHOUT_MEANING, **{old: WITHOUT_MEANING[new] for old, new in OLD_KEYS.items()}},
+    refused={**PROTECTING_KEYS, **WITHOUT_MEANING, **{old: WITHOUT_MEANING[new] for old, new in OLD_KEYS.items()}},
 )
 
 

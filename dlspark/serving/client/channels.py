@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 BACKOFF_START_S: Final = 0.05
 BACKOFF_MAX_S: Final = 5.0
+REFUSED_BACKOFF_MAX_S: Final = 1.0
+"""The same behind a refusal of what the client shows: whoever replaces a certificate or token waits for its effect."""
 SILENCE_MS: Final = 5_000
 """Connections that owe an answer are asked whether they live after so long; see above."""
 MAX_WAITING: Final = 65_536
@@ -291,7 +293,8 @@ class _Channel:
         self._drop(error)
 
     def _back_off(self) -> None:
-        self._backoff_s = min(max(2 * self._backoff_s, BACKOFF_START_S), BACKOFF_MAX_S)
+        most_s = REFUSED_BACKOFF_MAX_S if isinstance(self._failure, NotAuthenticatedError) else BACKOFF_MAX_S
+        self._backoff_s = min(max(2 * self._backoff_s, BACKOFF_START_S), most_s)
         self._try_again_at = self.now() + self._backoff_s
 
     def _drop(self, error: DistributedLogError) -> None:

@@ -26,7 +26,8 @@ from dlspark.serving.security.credentials import ClientCredentials, client_crede
 from metadata.foundation.errors import CallerError
 from metadata.foundation.regions import region_named, said_region
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, Registry, setting
-from metadata.security.settings import REFUSED_SECURITY, SecuritySettings
+from metadata.security.other_keys import SECURITY_ELSEWHERE
+from metadata.security.settings import SecuritySettings
 
 PAGE: Final = "docs/settings/thin-client.md"
 MINUTE_MS: Final = 60_000
@@ -439,5 +440,5 @@ def _where(name: str) -> str:
 
 
 REGISTRY: Final = Registry(
-    (ThinClientSettings, SecuritySettings), SettingsError, page=PAGE, refused={**WITHOUT_MEANING, **REFUSED_SECURITY}
+    (ThinClientSettings, SecuritySettings), SettingsError, page=PAGE, refused={**WITHOUT_MEANING, **SECURITY_ELSEWHERE}
 )

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -42,6 +43,7 @@ from dlspark.serving.process.membership import (
     MemberWatch,
     ProxyEndpoint,
     ProxyMember,
+    paged_member,
     proxy_member,
     read_proxy_member,
     secured_member,
@@ -58,6 +60,7 @@ from dlspark.serving.security.settings import ProxySecurity
 from metadata.foundation.errors import CallerError, DistributedLogError, present
 from metadata.foundation.tasks import end_tasks
 from metadata.security.audit import NOWHERE, Noted
+from metadata.security.identity import TlsIdentity
 from metadata.security.listening import ListeningRule, is_loopback
 from metadata.security.settings import SecurityMode
 from metadata.store import join
@@ -201,6 +204,8 @@ class ServiceHost:
         self._settings = settings
         self._limits = limits
         self._page: ProxyPage | None = None
+        self.page_identity: TlsIdentity | None = None
+        """By what the page is served, and other proxies' pages are asked; None: in plain."""
         self._namespace: AsyncNamespace | None = None
         self._endpoint: ProxyEndpoint | None = None
         self._member: ProxyMember | None = None
@@ -270,7 +275,8 @@ class ServiceHost:
         self.noted = open_audit(self._access, self.ending)
         await self._read_proofs()
         if self.has_page:
-            self._page = ProxyPage(shown, registry_of(self.statistics))
+            await self._read_page_identity()
+            self._page = ProxyPage(shown, registry_of(self.statistics), self.page_identity, self.noted)
             await self._page.start(self._page_host(), settings.stats_port)
             self.ending.push_async_callback(self._page.close)
         namespace = self._namespace = await open_namespace()
@@ -296,23 +302,38 @@ class ServiceHost:
         region = await self._opened.ledgers.own_region()
         self.door.open(service)
         grpc = await self._start_grpc(grpc_limits)
+        page = self._announced_page()
         make_member = read_proxy_member if self._kind is ProxyKind.READ else proxy_member
         member = self._member = make_member(
             endpoint,
             self._settings.shard,
             grpc=self._own(grpc.port) if grpc is not None else None,
-            stats=self._announced_page(),
+            stats=page if self.page_identity is None else None,
             region=region,
         )
+        if page is not None and self.page_identity is not None:
+            member = self._member = paged_member(member, page)
         if self._authentication is not None:
             tls_port = grpc.tls_port if grpc is not None else None
             member = self._member = secured_member(member, self._own(tls_port) if tls_port is not None else None)
         self.directory.use_own(member)
         return member
 
+    async def _read_page_identity(self) -> None:
+        """Read what the page is served by, and go on reading it as it changes. Raises SettingsError."""
+        identity = self.page_identity = await asyncio.to_thread(self._security.for_pages)
+        if identity is not None:
+            refreshing = asyncio.get_running_loop().create_task(_read_again(identity.refresh))
+            self.ending.push_async_callback(end_tasks, [refreshing], drop_errors=True)
+
     async def _read_proofs(self) -> None:
         """Read certificates and keys, and go on reading them as they change. Raises SettingsError."""
         if self._security.mode is SecurityMode.OFF:
+            if self._access.audit_log:
+                _LOG.warning(
+                    "auditLog is set, and security is off: nobody proves who they are, and %s stays empty",
+                    self._access.audit_log,
+                )
             return
         authentication = await asyncio.to_thread(self._security.authentication, self.noted)
         self._authentication = authentication
@@ -326,6 +347,13 @@ class ServiceHost:
             loop = asyncio.get_running_loop()
             tasks = [loop.create_task(_read_again(read)) for read in authentication.readings()]
             self.ending.push_async_callback(end_tasks, tasks, drop_errors=True)
+
+    def page_context(self) -> ssl.SSLContext | None:
+        """Return by what other proxies' pages are asked under TLS: as this one's own is served, or as this proxy proves
+        itself to others; None where it has nothing to show."""
+        if self.page_identity is not None:
+            return self.page_identity.client_context()
+        return self._credentials.context() if self._credentials is not None else None
 
     def credentials_for(self, address: str) -> ClientCredentials | None:
         """Return what is shown to another proxy, under TLS; None: nothing, without TLS."""
@@ -378,8 +406,9 @@ class ServiceHost:
             key,
             self._settings.insecure_listen,
             harm="read the proxy's state, names of streams, and metrics",
+            secure="switch its TLS on (httpServerTlsEnable=true)",
         )
-        return rule.host(self._settings.stats_host, secured=False)
+        return rule.host(self._settings.stats_host, secured=self.page_identity is not None)
 
     def _announced_page(self) -> ProxyEndpoint | None:
         """Return where others find the page; None where only this machine can reach it, and others know this proxy: at

@@ -54,7 +54,8 @@ GRPC_TLS: Final = "grpc-tls"
 LOGS_READ: Final = "logs-read"
 """The named address at which a read proxy says how many logs it reads: where it speaks frames."""
 STATS: Final = "stats"
-"""The named address of the page with health and metrics."""
+"""The named address of the page with health and metrics; `STATS_TLS`, where it is served under TLS."""
+STATS_TLS: Final = "stats-tls"
 MAX_MEMBERS: Final = 10_000
 """Members of a folder that are read; what lies beyond, in order of their names, is left out with a warning."""
 MAX_MEMBER_BYTES: Final = 64 * 1024
@@ -88,7 +89,7 @@ class ProxyMember:
     """The address that clients dial, and that a location names."""
     endpoints: Mapping[str, ProxyEndpoint] = field(default_factory=lambda: MappingProxyType({}))
     """Addresses by name: upstream's `service`, `thrift`, `aurora` and `stats`; and `frames`, `grpc`, `logs-read`,
-    `frames-tls`, `grpc-tls`."""
+    `frames-tls`, `grpc-tls`, `stats-tls`."""
     shard: int = NO_SHARD
     status: str = ALIVE
     region: str | None = None
@@ -123,8 +124,13 @@ class ProxyMember:
 
     @property
     def stats(self) -> ProxyEndpoint | None:
-        """The address of its page with health and metrics; None without one."""
+        """The address of its page with health and metrics; None without one, or where it is under TLS."""
         return self.endpoints.get(STATS)
+
+    @property
+    def stats_tls(self) -> ProxyEndpoint | None:
+        """The address of its page under TLS; None where there is none."""
+        return self.endpoints.get(STATS_TLS)
 
     def encode(self) -> bytes:
         """Return the member's JSON, as upstream's server sets have it, and the region where it is known."""
@@ -178,6 +184,11 @@ def proxy_member(
     named = {"aurora": stats, STATS: stats, "service": endpoint, "thrift": endpoint, FRAMES: endpoint, GRPC: grpc}
     endpoints = MappingProxyType({name: one for name, one in named.items() if one})
     return ProxyMember(endpoint, endpoints, shard, region=region)
+
+
+def paged_member(member: ProxyMember, stats_tls: ProxyEndpoint) -> ProxyMember:
+    """Return the same of a proxy whose page is under TLS: nobody is led to ask for it in plain."""
+    return replace(member, endpoints=MappingProxyType({**member.endpoints, STATS_TLS: stats_tls}))
 
 
 def secured_member(member: ProxyMember, grpc_tls: ProxyEndpoint | None) -> ProxyMember:

@@ -9,7 +9,7 @@
 | `/api/v1/proxy/streams` | JSON: the streams that it serves |
 
 It is served as a storage node's endpoints are. Every client that can connect is shown all of it, and can change nothing
-by it.
+by it. With `httpServerTlsEnable` it is HTTPS, and only who has a certificate is shown anything.
 
 The metrics of a thousand streams are megabytes, and take a second to make. So they are made in a thread, one text at a
 time: clients that ask meanwhile, or soon after, are given the same text.
@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from metadata.foundation.addresses import host_text
 from metadata.foundation.errors import CallerError
 from metadata.foundation.tasks import end_tasks
+from metadata.security.audit import NOWHERE, Noted
+from metadata.security.identity import TlsIdentity
 from storage_node.transport.http_server import JSON, HttpServer, Reply
 
 if TYPE_CHECKING:
@@ -62,12 +64,26 @@ class ProxyPage:
 
     Args:
         registry: the metrics that it shows.
+        identity: by what it is served under TLS, to clients with a certificate; None: in plain.
+        noted: the audit trail, for clients that are refused.
     """
 
-    def __init__(self, proxy: ShownProxy, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        proxy: ShownProxy,
+        registry: CollectorRegistry,
+        identity: TlsIdentity | None = None,
+        noted: Noted = NOWHERE,
+    ) -> None:
         self._proxy = proxy
         self._registry = registry
-        self._server = HttpServer(self.answer)
+        self._noted = noted
+        if identity is None:
+            self._server = HttpServer(self.answer)
+        else:
+            self._server = HttpServer(
+                self.answer, tls=identity.server_context, judge=identity.judge, refused=self._note_refused
+            )
         self._metrics: asyncio.Task[Reply] | None = None
         """The text that is being made, or was made just now."""
 
@@ -87,6 +103,10 @@ class ProxyPage:
                 advice="Give its port another number: server_stats_port (--stats-port) of a write proxy, "
                 "statsPort of a read proxy",
             ) from error
+
+    def _note_refused(self, peer: str, reason: str) -> None:
+        note = self._noted.note
+        note("connection", allowed=False, reason=reason, principal=None, peer=peer, scheme="tls", request="HTTP")
 
     async def close(self) -> None:
         """Listen no more. Idempotent."""

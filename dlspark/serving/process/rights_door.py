@@ -26,6 +26,7 @@ refused. Where the audit trail cannot be written, and is to be complete, nothing
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -378,8 +379,10 @@ def _denied_error(principal: Principal, verbs: tuple[Verb, ...] | None, stream: 
             f"{principal.name} has no right on this log; nothing was done", log=stream, advice="Ask an operator for one"
         )
     where, log = ("this proxy", "--proxy") if stream is None else ("this log", stream)
+    roles = [word for role in sorted(principal.roles) for word in ("--role", role)]
+    asked = shlex.join(["dlspark", "acl", "check", principal.name, str(verb), log, *roles])
     return RequestDeniedError(
         f"{principal.name} may not {verb} {where}; nothing was done",
         log=stream,
-        advice=f"Ask an operator for it; dlspark acl check {principal.name} {verb} {log} says which rule decides",
+        advice=f"Ask an operator for it; {asked} says which rule decides. A token may be restricted to less than that",
     )

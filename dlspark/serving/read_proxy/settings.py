@@ -22,7 +22,7 @@ from metadata.foundation.settings import (
     setting,
 )
 from metadata.security.listening import LOOPBACK, insecure_listen_setting
-from metadata.security.settings import REFUSED_SECURITY
+from metadata.security.other_keys import SECURITY_ELSEWHERE
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 MIB: Final = 1024 * 1024
@@ -203,4 +203,4 @@ class ReadProxySettings(AccessKeys):
         return cls.from_mapping(values | dict(given or {}))
 
 
-REGISTRY: Final = Registry([ReadProxySettings, *SECURITY_CLASSES], SettingsError, page=PAGE, refused=REFUSED_SECURITY)
+REGISTRY: Final = Registry([ReadProxySettings, *SECURITY_CLASSES], SettingsError, page=PAGE, refused=SECURITY_ELSEWHERE)

@@ -216,7 +216,8 @@ class Authentication:
         if principal is None:
             how = "no TLS: taken, for security is optional" if not proof.secured else "nothing was proved"
         else:
-            how = "it has shown a token" if proof.token is not None else "it has shown a certificate"
+            named = f" ({proof.token.token_id})" if proof.token is not None and proof.token.token_id else ""
+            how = f"it has shown a token{named}" if proof.token is not None else "it has shown a certificate"
         self._audit.note(
             CONNECTION,
             allowed=True,

@@ -21,6 +21,7 @@ from metadata.security.settings import (
     client_identity,
     server_identity,
 )
+from storage_node.settings.http import HttpTlsSettings
 
 NO_PORT: Final = -1
 
@@ -42,7 +43,7 @@ class GrpcTlsSettings:
     )
 
 
-SECURITY_CLASSES: Final = (SecuritySettings, AdmissionSettings, GrpcTlsSettings, TokenSettings)
+SECURITY_CLASSES: Final = (SecuritySettings, AdmissionSettings, GrpcTlsSettings, TokenSettings, HttpTlsSettings)
 """The dataclasses whose keys a proxy's registry has besides its own."""
 
 
@@ -54,11 +55,12 @@ class ProxySecurity:
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     grpc: GrpcTlsSettings = field(default_factory=GrpcTlsSettings)
     tokens: TokenSettings = field(default_factory=TokenSettings)
+    pages: HttpTlsSettings = field(default_factory=HttpTlsSettings)
 
     def changed(self, read: Mapping[type, Mapping[str, object]]) -> ProxySecurity:
         """Return the same with what a registry has read. Raises SettingsError for what contradicts itself."""
         found = self
-        for name, kind in zip(("tls", "admission", "grpc", "tokens"), SECURITY_CLASSES, strict=True):
+        for name, kind in zip(("tls", "admission", "grpc", "tokens", "pages"), SECURITY_CLASSES, strict=True):
             try:
                 if kind in read:
                     found = replace(found, **{name: replace(getattr(found, name), **read[kind])})
@@ -115,6 +117,14 @@ class ProxySecurity:
             roles=frozenset((*self.admission.authorized_roles, PROXY_ROLE) if self.admission.authorized_roles else ()),
             audit=audit,
         )
+
+    def for_pages(self) -> TlsIdentity | None:
+        """Return by what the page is served, and other proxies' pages are asked; None: in plain. It may block. Raises
+        SettingsError: the proxy does not start then."""
+        try:
+            return self.pages.identity(self.tls)
+        except CallerError as error:
+            raise SettingsError(error.message, advice=error.advice, path=error.path) from error
 
     def for_peers(self) -> ClientCredentials | None:
         """Return what this proxy shows other proxies: its own certificate; None where security is off. It may block.

@@ -97,7 +97,8 @@ def read_header(token: str) -> TokenHeader:
     algorithm, key_id = header.get("alg"), header.get("kid")
     if not isinstance(algorithm, str) or not algorithm or algorithm.lower() == "none":
         refuse("it is not signed (`alg`)")
-    return TokenHeader(algorithm, _name(key_id, "kid"))
+    # "EdDSA" is the older name, and the usual one, of what is Ed25519 where the key is one (RFC 9864).
+    return TokenHeader("Ed25519" if algorithm == "EdDSA" else algorithm, _name(key_id, "kid"))
 
 
 def read_claims(token: str, key_id: str, thumbprint: str, rules: ClaimRules, now_s: float) -> ProvenToken:

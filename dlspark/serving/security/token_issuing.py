@@ -47,10 +47,13 @@ class TokenGrant:
     roles: frozenset[str] = frozenset()
     issuer: str = OWN_NAME
     audience: str = OWN_NAME
+    token_id: str = ""
+    """By what the token can be revoked, and audit trails name it; empty: a number that no other token has."""
 
     def __post_init__(self) -> None:
         """Check it. Raises CallerError for what no proxy would take."""
-        for what, text in (("name", self.name), ("issuer", self.issuer), ("audience", self.audience)):
+        named = (("id", self.token_id),) if self.token_id else ()
+        for what, text in (*named, ("name", self.name), ("issuer", self.issuer), ("audience", self.audience)):
             if not text or len(text) > MAX_NAME_CHARS or not text.isprintable():
                 raise CallerError(f"the token's {what} is not a printable text of at most {MAX_NAME_CHARS} characters")
         if self.seconds < 1:
@@ -116,6 +119,24 @@ class SigningKey:
             raise CallerError(
                 "others than its owner may read the signing key", advice=f"chmod 600 {place}", path=str(place)
             )
+        found = cls._of_jwk(data)
+        if found is None:
+            raise CallerError("the file has no signing key", advice="dlspark token key makes one", path=str(place))
+        return found
+
+    @classmethod
+    def of_text(cls, text: Secret, where: str) -> SigningKey:
+        """Return the key that is what a file of `write` holds, from `where` an error says. Raises CallerError."""
+        found = cls._of_jwk(text.reveal().encode())
+        if found is None:
+            raise CallerError(
+                f"{where} has no signing key", advice="It is to hold what is in a file of dlspark token key"
+            )
+        return found
+
+    @classmethod
+    def _of_jwk(cls, data: bytes) -> SigningKey | None:
+        """Return the private key of a JWK; None where it is not one, for a cause that may hold a part of the key."""
         try:
             from joserfc.errors import JoseError
             from joserfc.jwk import JWKRegistry, OctKey
@@ -129,9 +150,7 @@ class SigningKey:
             if algorithm in SIGNING and isinstance(key_id, str) and not isinstance(key, OctKey) and key.is_private:
                 found = cls(key, algorithm, key_id)
         except (JoseError, ValueError, TypeError, KeyError, AttributeError):
-            pass  # said below, without the cause: its text may hold a part of the key
-        if found is None:
-            raise CallerError("the file has no signing key", advice="dlspark token key makes one", path=str(place))
+            pass  # said by the caller, without the cause: its text may hold a part of the key
         return found
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -191,7 +210,7 @@ class SigningKey:
             "iat": now,
             "nbf": now - BACKDATED_S,
             "exp": now + grant.seconds,
-            "jti": str(uuid.uuid4()),
+            "jti": grant.token_id or str(uuid.uuid4()),
         }
         if grant.roles:
             claims["roles"] = sorted(grant.roles)

@@ -280,10 +280,18 @@ def _check_signature(token: str, entry: KeyEntry) -> None:
     """Raise NotAuthenticatedError unless the entry's key has made the token's signature."""
     try:
         from joserfc.errors import JoseError
+        from joserfc.jwa import JWSAlgModel
         from joserfc.jws import JWSRegistry, deserialize_compact
     except ImportError as error:
         raise extra_missing_error(error) from error
-    registry = JWSRegistry(algorithms=[entry.algorithm])
+
+    class OneAlgorithm(JWSRegistry):
+        """Knows Ed25519 by its older name as well, which `read_header` has taken for it."""
+
+        def get_alg(self, name: str) -> JWSAlgModel:
+            return super().get_alg("Ed25519" if name == "EdDSA" else name)
+
+    registry = OneAlgorithm(algorithms=[entry.algorithm])
     # The library's own limit is 512 bytes of header, and `read_header` has bounded the whole.
     registry.max_header_length = len(token)
     try:

@@ -36,6 +36,7 @@ from dlspark.serving.write_proxy.tier.placement import (
     LEADING_SHARD,
     EqualLoads,
     LeastLoadPlacement,
+    LoadAppraiser,
     LoadTable,
     RingPlacement,
 )
@@ -213,7 +214,9 @@ class WriteProxy:
 
     def _make_placement(self, namespace: AsyncNamespace) -> LeastLoadPlacement:
         """Return how streams without an owner are placed; the leader computes loads, where it is announced itself."""
-        appraiser = MeasuredLoads(lambda: self.members) if self._role.measured_loads else EqualLoads()
+        appraiser: LoadAppraiser = EqualLoads()
+        if self._role.measured_loads:
+            appraiser = MeasuredLoads(lambda: self.members, context=self.host.page_context)
         placement = LeastLoadPlacement(RingPlacement(), appraiser.load_of)
 
         async def names() -> list[str]:

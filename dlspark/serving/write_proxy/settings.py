@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 
 from dlspark.core.services import check_region_id
 from dlspark.core.settings.operations import StreamConverter, stream_converter
-from dlspark.core.settings.settings import FILE_VARIABLE, VARIABLE_PREFIX, Settings
+from dlspark.core.settings.settings import FILE_VARIABLE, PROTECTING_KEYS, VARIABLE_PREFIX, Settings
 from dlspark.core.settings.settings import REGISTRY as LOG_REGISTRY
 from dlspark.errors import SettingsError
 from dlspark.serving.bindings.service import CONNECTIONS, IDLE_MS, KEEPALIVE_MS
@@ -47,7 +47,7 @@ from metadata.foundation.settings import (
     settings_of,
 )
 from metadata.security.listening import LOOPBACK, insecure_listen_setting
-from metadata.security.settings import REFUSED_SECURITY
+from metadata.security.other_keys import SECURITY_ELSEWHERE
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -483,7 +483,7 @@ WITHOUT_MEANING: Final[Mapping[str, str]] = {
 """Upstream's keys that mean nothing here, and why: a proxy's file may have them, nothing else."""
 
 REGISTRY: Final = Registry(
-    [WriteProxySettings, *SECURITY_CLASSES], SettingsError, page=PAGE, refused={**WITHOUT_MEANING, **REFUSED_SECURITY}
+    [WriteProxySettings, *SECURITY_CLASSES], SettingsError, page=PAGE, refused={**WITHOUT_MEANING, **SECURITY_ELSEWHERE}
 )
 
 
@@ -536,11 +536,13 @@ def read_configuration(
 
 
 def _with_meaning(values: Mapping[str, str], path: Path) -> dict[str, str]:
-    """Return what a file says, without keys of upstream's that do nothing here: each is warned of, with its line."""
+    """Return what a file says, without keys of upstream's that do nothing here: each is warned of, with its line. Keys
+    of security stay, and are refused with the others that cannot be honoured."""
     reasons = {
         key: reason
         for key in values
-        if (reason := (REGISTRY if is_of_proxy(key) else LOG_REGISTRY).reason_against(key)) is not None
+        if key not in PROTECTING_KEYS
+        and (reason := (REGISTRY if is_of_proxy(key) else LOG_REGISTRY).reason_against(key)) is not None
     }
     lines = lines_of(read_if_exists(path) or b"") if reasons else {}
     for key, reason in reasons.items():

@@ -19,6 +19,7 @@ from dlspark.spark.errors import OptionError
 from dlspark.spark.options.column_choice import CHOICES, COLUMNS, ColumnChoice
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import BY_NAME, PASSED_ON, Option, Scope
+from dlspark.spark.options.tls import SETTINGS as TLS_SETTINGS
 
 HANDLE: Final = "dlspark.catalog.table"
 SCAN: Final = "dlspark.catalog.scan"
@@ -33,8 +34,9 @@ _NAMED_BY_THE_TABLE: Final = ("uri", "log", "path", "subscribe", "subscribePatte
 _TIME_TRAVEL: Final = ("versionasof", "timestampasof")
 NOT_OF_A_TABLE: Final = frozenset(
     {*_NAMED_BY_THE_TABLE, "createStreamIfNotExists", "numLogs", "partitionBy", "txnAppId", "txnVersion"}
+    | {*TLS_SETTINGS, "tokenKeyFile"}
 )
-"""Options that say which log it is, or belong to one write alone."""
+"""Options that say which log it is, belong to one write alone, or name files of those who ask."""
 
 
 def property_options() -> dict[str, Option]:
@@ -49,7 +51,8 @@ def checked_properties(given: Mapping[str, str]) -> dict[str, str]:
         option = BY_NAME.get(name.lower())
         if option is not None and option.key in NOT_OF_A_TABLE:
             raise OptionError(
-                f"Option {option.key} cannot be a property of a table: it names logs, or belongs to one write",
+                f"Option {option.key} cannot be a property of a table: it names logs, or files of who asks, or belongs "
+                "to one write",
                 advice=f"Properties may be: {', '.join(one.key for one in property_options().values())}",
             )
         Options({name: value}, option.scope if option is not None else Scope.ANY)  # unknown or malformed: it raises

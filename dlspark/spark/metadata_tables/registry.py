@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import PASSED_ON
+from dlspark.spark.options.tls import PREFIX
 from metadata.foundation.settings import did_you_mean, shown
 
 METADATA_OPTION: Final = "metadata"
@@ -309,13 +310,13 @@ def requested(options: Options) -> MetadataTable | None:
     if name is None:
         return None
     table = table_named(name)
-    idle = {option for option in options.given_names() - _TAKEN if not option.startswith(PASSED_ON)}
+    idle = {option for option in options.given_names() - _TAKEN if not option.startswith((*PASSED_ON, PREFIX))}
     if idle:
         raise OptionError(
             f"{', '.join(sorted(idle))} have no meaning for the metadata table {table.name}",
             advice=(
                 f"Remove them; a metadata table takes uri, which logs ({', '.join(('log', *_SELECTING))}), and "
-                f"settings of clients ({', '.join(f'{prefix}...' for prefix in PASSED_ON)})"
+                f"settings of clients ({', '.join(f'{prefix}...' for prefix in (*PASSED_ON, PREFIX))})"
             ),
         )
     if not table.of_logs and (options.one_log() is not None or any(map(options.given, _SELECTING))):

@@ -29,6 +29,8 @@ from dlspark.spark.options.registry import (
     Scope,
     scope_words,
 )
+from dlspark.spark.options.tls import SETTINGS as TLS_SETTINGS
+from dlspark.spark.options.tls import tls_settings
 from metadata.foundation.errors import check
 from metadata.foundation.settings import FLAG, MAX_INT, WHOLE, nearest, read_value, shown
 
@@ -144,7 +146,16 @@ ELSEWHERE: dict[str, str] = {
 }
 """By the name in lower case."""
 
+_TLS = (
+    "On a secured cluster tls.directory names an identity folder, or tls.keyStore and tls.trustStore the stores; their "
+    "passwords are in files or variables (tls.keyStorePassword=file:PATH or env:NAME)"
+)
 _PREFIXES = {
+    "kafka.ssl.": _TLS,
+    "kafka.sasl.": _TLS,
+    "kafka.security.": _TLS,
+    "pulsar.tls": _TLS,
+    "ssl.": _TLS,
     "kafka.": f"This is not Kafka: no setting of its clients has a meaning here. {_CLIENT}",
     "pulsar.": f"This is not Pulsar: no setting of its clients has a meaning here. {_CLIENT}",
     "kinesis.": f"This is not Kinesis. {_URI}. {_SELECT}. {_POSITIONS}",
@@ -187,6 +198,7 @@ class Options:
                 )
             _read(option, value)
             self._given[option.key] = value
+        self.passed_on()  # which is refused where settings contradict each other
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Options, (self._raw(), self.scope, self._session))
@@ -230,11 +242,13 @@ class Options:
 
     def passed_on(self) -> dict[str, str]:
         """Return the settings for the namespace's clients that options hand on, with keys in lower case as Spark leaves
-        them: `bkc.<key>` as they are, `distributedlog.<key>` without that prefix."""
+        them: `bkc.<key>` as they are, `distributedlog.<key>` without that prefix, and those that `tls....` are. Raises
+        OptionError where these contradict each other."""
         merged = {**self._session, **self._given}
-        return {
+        found = {
             name.removeprefix(SETTINGS_PREFIX): value for name, value in merged.items() if name.startswith(PASSED_ON)
         }
+        return found | tls_settings({name: merged[name] for name in TLS_SETTINGS if name in merged}, found)
 
     @property
     def outage_ms(self) -> int:
@@ -294,7 +308,10 @@ def _read(option: Option, text: str, where: str | None = None) -> object:
     try:
         return read_value(option, where or option.key, _not_empty(where or option.key, text), OptionError)
     except OptionError as error:
-        raise OptionError(f"Option {error.message.removeprefix('Option ')}", advice=error.advice) from None
+        said = error.message.removeprefix("Option ")
+        if option.secret:  # it begins with "the value of": what was given is not repeated
+            raise OptionError(f"Option {option.key}: {said}", advice=error.advice) from None
+        raise OptionError(f"Option {said}", advice=error.advice) from None
 
 
 def _not_empty(name: str, text: str) -> str:

@@ -15,7 +15,8 @@ from typing import Final, TypeVar
 
 from dlspark.spark.options.column_choice import CHOICES, COLUMNS
 from dlspark.spark.options.proxies import PROXIES, PROXY
-from metadata.foundation.settings import EXACT, FLAG, MAX_LONG, WHOLE, Kind, Setting
+from dlspark.spark.options.tls import SECRET_PLACE
+from metadata.foundation.settings import EXACT, FLAG, MAX_LONG, TEXT, WHOLE, Kind, Setting
 from metadata.foundation.times import read_first_ms
 
 CLIENT_PREFIX = "bkc."
@@ -91,12 +92,14 @@ def scope_words(scope: Scope) -> str:
 
 _TYPES: Final[Mapping[object, str]] = {
     EXACT: "text",
+    TEXT: "text",
     FLAG: "true / false",
     WHOLE: "integer >= {minimum}",
     INSTANT: "epoch milliseconds or ISO-8601",
     DURATION: "duration",
     PROXIES: "`discover` or addresses",
     CHOICES: "raw / typed / both",
+    SECRET_PLACE: "`file:PATH` or `env:NAME`",
 }
 """The names of the kinds in the documentation's table."""
 
@@ -124,6 +127,8 @@ def _option(
     minimum: int = 0,
     default: str | None = None,
     default_words: str | None = None,
+    secret: bool = False,
+    choices: tuple[str, ...] = (),
 ) -> Option:
     """Return an option; where it is a number, it is one of Java's longs that are not negative."""
     return Option(
@@ -133,6 +138,8 @@ def _option(
         minimum,
         MAX_LONG,
         scope=scope,
+        secret=secret,
+        choices=choices,
         default=default,
         default_words=default_words,
     )
@@ -345,6 +352,93 @@ OPTIONS: tuple[Option, ...] = (
         "The tasks of a source then talk to read proxies alone; its driver plans as ever. Each batch of a sink is one "
         "request to a write proxy: for one log, of at most 1 MB, with a number",
         default_words="no proxies",
+    ),
+    _option(
+        "tls.directory",
+        EXACT,
+        Scope.ANY,
+        "On a secured cluster: the identity folder by which driver and tasks prove who they are, and which says whom "
+        "to believe (`dlspark tls issue`), at the same path on the driver and every executor. As each of the options "
+        "`tls....` it switches security on, for ZooKeeper, storage nodes and proxies alike. All of them name files, or "
+        "variables: no option's value is a secret",
+        default_words="environment variable `DLSPARK_SECURITY`",
+    ),
+    _option(
+        "tls.keyStore",
+        EXACT,
+        Scope.ANY,
+        "The private key (PEM), or the store (JKS, PKCS12) that has it and its certificate, over those of "
+        "`tls.directory`",
+    ),
+    _option(
+        "tls.keyStoreType",
+        TEXT,
+        Scope.ANY,
+        "What `tls.keyStore` is",
+        choices=("pem", "jks", "pkcs12"),
+        default_words="`jks`",
+    ),
+    _option(
+        "tls.keyStorePassword",
+        SECRET_PLACE,
+        Scope.ANY,
+        "Where the password of `tls.keyStore` is: `file:` and a path, or `env:` and the name of an environment "
+        "variable of driver and executors",
+        secret=True,
+    ),
+    _option(
+        "tls.certificate",
+        EXACT,
+        Scope.ANY,
+        "The certificate, PEM, and behind it those that lead to an authority, if `tls.keyStore` is a private key",
+    ),
+    _option(
+        "tls.trustStore",
+        EXACT,
+        Scope.ANY,
+        "The certificates of the authorities that are believed (PEM), or a store (JKS, PKCS12) that has them",
+    ),
+    _option(
+        "tls.trustStoreType",
+        TEXT,
+        Scope.ANY,
+        "What `tls.trustStore` is",
+        choices=("pem", "jks", "pkcs12"),
+        default_words="`jks`",
+    ),
+    _option(
+        "tls.trustStorePassword",
+        SECRET_PLACE,
+        Scope.ANY,
+        "Where the password of `tls.trustStore` is, as for `tls.keyStorePassword`",
+        secret=True,
+    ),
+    _option(
+        "tls.revocationLists",
+        EXACT,
+        Scope.ANY,
+        "Revocation lists, PEM, one of each authority",
+        default_words="`revoked.pem` in `tls.directory`, if it is there",
+    ),
+    _option(
+        "tokenKeyFile",
+        EXACT,
+        Scope.SOURCE,
+        "With `proxy`, on a secured cluster: the file with the private key (`dlspark token key`) by which the driver "
+        "makes short-lived tokens for its tasks: the driver's own name and roles, restricted to reading the query's "
+        "logs. It is read on the driver alone. The key is never an option's value: the environment variable "
+        "`DLSPARK_TOKEN_KEY_FILE` of the driver names the file as well, or `DLSPARK_TOKEN_KEY` has the key itself",
+        default_words="environment, else tasks show what their executors have",
+    ),
+    _option(
+        "tokenLifetime",
+        DURATION,
+        Scope.SOURCE,
+        "How long the token of a task is good for. Each plan, so each micro-batch, has one that is good for half of it "
+        "at least; a task that goes on after the end of its token fails, and says so. Proxies bound it "
+        "(`tokenMaxLifetimeSeconds`)",
+        default="1h",
+        minimum=1_000,
     ),
     _option(
         "metadata",

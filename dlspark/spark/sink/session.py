@@ -227,7 +227,8 @@ async def open_session(options: Options, *, patient: bool = True, appending: boo
     namespace = await _open_namespace(options.uri, settings, options.outage_ms if patient else 0)
     chosen = options.proxies
     where = options.uri if chosen is None or chosen.discover else ",".join(chosen.addresses)
-    proxies = proxies_at(where, namespace.uri.path, options.outage_ms)
+    security = namespace.settings.client_settings().security
+    proxies = proxies_at(where, namespace.uri.path, options.outage_ms, security)
     session = _sessions[key] = SinkSession(namespace, namespace.settings, proxies, appending=appending)
     Runtime.shared().on_close(proxies.close)
     Runtime.shared().on_close(namespace.close)

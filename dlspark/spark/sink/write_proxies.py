@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dlspark.core.display.status import lock_owner
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from dlspark.serving.client.answer_rules import StreamRequest
     from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember
     from dlspark.serving.protocol.operations import Answer
+    from metadata.security.settings import SecuritySettings
 
 ASK_AGAIN_S: Final = 0.5
 """How long a lock is waited for before its owner is asked to give it up, and how often."""
@@ -141,13 +143,25 @@ async def can_be_dialled(endpoint: ProxyEndpoint) -> bool:
     return True
 
 
-def proxies_at(where: str, namespace_path: str, timeout_ms: int) -> WriteProxies:
+def proxies_at(
+    where: str, namespace_path: str, timeout_ms: int, security: SecuritySettings | None = None
+) -> WriteProxies:
     """Return the proxies of a list `host:port,host:port`, or of a namespace with this URI, which announces them.
-    `timeout_ms`: how long a request is tried."""
+
+    Args:
+        timeout_ms: how long a request is tried.
+        security: by what this process proves itself, as it does to ZooKeeper; None: as its environment says. Only
+            processes beside the driver talk to write proxies, never tasks: so they need no tokens.
+    """
 
     async def connect() -> ProxyClient:
         from dlspark.serving.client.client import AsyncClient
+        from dlspark.serving.client.settings import ThinClientSettings
+        from metadata.security.settings import SecuritySettings
 
-        return await AsyncClient.connect(where, {"requestTimeoutMs": max(timeout_ms, 1)})
+        # In the middle of a rolling change: proxies speak TLS by then, and their clients never less than they could.
+        said = security or SecuritySettings()
+        secured = replace(said, security="on") if said.security == "optional" else said
+        return await AsyncClient.connect(where, ThinClientSettings(request_timeout_ms=max(timeout_ms, 1), tls=secured))
 
     return WriteProxies(connect, namespace_path)

@@ -37,6 +37,7 @@ from dlspark.spark.source.planning import Partition, SegmentSpan, partitions
 from dlspark.spark.source.query_cursor import QueryCursor
 from dlspark.spark.source.query_snapshot import QuerySnapshot, SeenLog
 from dlspark.spark.source.selection import AtTxid, BatchLimits, Everywhere, PerLog, SourceQuery, Where
+from dlspark.spark.source.task_tokens import TaskToken, TokenMint
 from metadata.distributedlog.execution_notes import ExecutionStore, Note
 from metadata.distributedlog.log_admin import LogAdmin
 from metadata.distributedlog.log_names import LogNotFoundError
@@ -133,6 +134,7 @@ class SourceDriver:
         self._query_cursor: QueryCursor | None = None
         self._folder_watch: FolderWatch | None = None
         self._newer_said = False
+        self._mint: TokenMint | None = None
         self.newest: Offsets | None = None
         """The ends that `latest` last found."""
 
@@ -147,6 +149,15 @@ class SourceDriver:
             except BaseException:
                 await self.close()
                 raise
+
+    def task_token(self) -> TaskToken | None:
+        """Return what tasks that are planned now show read proxies; None: what their executors have. Raises
+        OptionError where a key is named by which no token can be made."""
+        if self.query.proxies is None:
+            return None
+        if self._mint is None:
+            self._mint = TokenMint.of(self.query, self.client_settings.security)
+        return None if self._mint is None else self._mint.token()
 
     async def close(self) -> None:
         """End the watches and the ZooKeeper session; it can be called again."""

@@ -40,6 +40,7 @@ from dlspark.spark.source.partition_reader import LogPartition
 from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.query_snapshot import QuerySnapshot
 from dlspark.spark.source.selection import PerLog, SourceQuery
+from dlspark.spark.source.task_tokens import TaskToken
 from dlspark.spark.worker_daemon import in_worker
 from metadata.foundation.errors import MetadataUnavailableError, NoAuthError
 from storage_node.settings.client import ClientSettings
@@ -86,8 +87,9 @@ class KeptPartition(LogPartition):
         plan: KeptPlan,
         last: bool,
         declared: PackedDeclaration | None = None,
+        token: TaskToken | None = None,
     ) -> None:
-        super().__init__(spans, client_settings, proxies, seen, declared)
+        super().__init__(spans, client_settings, proxies, seen, declared, token)
         self.plan = plan
         self.last = last
 
@@ -98,7 +100,7 @@ def kept_partitions(plan: KeptPlan, snapshot: QuerySnapshot, partitions: Sequenc
     for at in {0, len(made) - 1} if not _settled(plan.query, snapshot, plan.end) else ():
         one = made[at]
         made[at] = KeptPartition(
-            one.spans, one.client_settings, one.proxies, one.seen, plan, at == len(made) - 1, one.declared
+            one.spans, one.client_settings, one.proxies, one.seen, plan, at == len(made) - 1, one.declared, one.token
         )
     return made
 
@@ -164,6 +166,7 @@ async def look(
             driver.client_settings,
             await driver.read_proxies(),
             declared=None if declared is None else declared.packed,
+            token=partition.token,  # a task makes none: only the driver has the key
         )
     except (MetadataUnavailableError, NoAuthError) as error:
         otherwise = (

@@ -43,6 +43,7 @@ from dlspark.spark.source.span_entries import (
     cold_files_hold,
     task_reads_from,
 )
+from dlspark.spark.source.task_tokens import TaskToken
 from metadata.foundation.tasks import end_tasks
 from storage_node.settings.client import ClientSettings
 
@@ -58,7 +59,8 @@ _FIXED_BYTES_PER_ROW = 7 * 8 + 8
 
 class LogPartition(InputPartition):
     """The part of a read that one task does: some spans, in order, with the ledger client's settings of the driver, and
-    the addresses of the read proxies that it asks in place of storage nodes, if any.
+    the addresses of the read proxies that it asks in place of storage nodes, if any. `token` is what it shows them
+    (None: what its executor has); nothing but its pickled form has that, which Spark keeps nowhere (`task_tokens`).
 
     Its value is the hosts that have the data, in a form that the Java side finds in the pickled partition
     (LocatedBatch.java): Spark asks Python sources for no preferred hosts. In the same way the first partition of a
@@ -72,6 +74,7 @@ class LogPartition(InputPartition):
         proxies: Sequence[str] = (),
         seen: str = "",
         declared: PackedDeclaration | None = None,
+        token: TaskToken | None = None,
     ) -> None:
         hosts = f"dlspark-hosts[{','.join(() if proxies else hosts_of(spans))}]"
         super().__init__(f"{hosts} dlspark-seen[{seen}]" if seen else hosts)
@@ -79,6 +82,7 @@ class LogPartition(InputPartition):
         self.client_settings = client_settings
         self.proxies = tuple(proxies)
         self.seen = seen
+        self.token = token
         self.declared = declared
         """What the log declares, of whose columns the frame has some; None: the frame has columns of records."""
 
@@ -86,7 +90,10 @@ class LogPartition(InputPartition):
         """Yield its spans in order, those that are read one way together: each with whether columns of cold files
         are read, or entries."""
         for columns, spans in groupby(self.spans, lambda span: span.cold_rows is not None):
-            yield LogPartition(tuple(spans), self.client_settings, self.proxies, declared=self.declared), columns
+            part = LogPartition(
+                tuple(spans), self.client_settings, self.proxies, declared=self.declared, token=self.token
+            )
+            yield part, columns
 
     def __repr__(self) -> str:
         ranges = ", ".join(
@@ -150,8 +157,11 @@ def _entries_for(partition: LogPartition, runtime: Runtime) -> SpanEntries:
     # Imported late: most tasks read storage nodes.
     from dlspark.spark.source.proxy_entries import SHARED_PROXIES, ProxyEntries
 
-    proxies = SHARED_PROXIES.get(runtime, (partition.proxies, partition.client_settings.outage_wait_ms))
-    return ProxyEntries(proxies, partition.spans)
+    settings = partition.client_settings
+    proxies = SHARED_PROXIES.get(
+        runtime, partition.proxies, settings.outage_wait_ms, settings.security, partition.token
+    )
+    return ProxyEntries(proxies, partition.spans, partition.token)
 
 
 class _Fetcher:

@@ -20,12 +20,15 @@ Nothing here may import gRPC, or what talks to ZooKeeper.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import os
+import time
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.runtime import Runtime
 from dlspark.errors import (
     AlreadyTruncatedError,
     EndOfStreamError,
@@ -48,7 +51,8 @@ from dlspark.serving.security.credentials import ClientCredentials
 from dlspark.spark.errors import DeletedDataLossError, RecreatedDataLossError, TruncatedDataLossError
 from dlspark.spark.options.proxies import PROXY
 from dlspark.spark.source.planning import SegmentSpan
-from dlspark.spark.source.span_entries import PLAN_AGAIN, SharedByTasks
+from dlspark.spark.source.span_entries import PLAN_AGAIN
+from dlspark.spark.source.task_tokens import TaskGrant, TaskToken, task_credentials
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import UnsupportedMetadataVersionError
 from metadata.foundation.errors import (
@@ -58,6 +62,9 @@ from metadata.foundation.errors import (
     InvariantViolation,
     OutcomeUnknownError,
 )
+from metadata.security.proofs import NotAuthenticatedError
+from metadata.security.secrets import Secret
+from metadata.security.settings import SecuritySettings
 from storage_node.protocol.reading import MISSING
 from storage_node.transport.tcp import TcpNetwork
 
@@ -89,8 +96,10 @@ _FINAL: Final = (
     InvariantViolation,
 )
 """Another proxy would say the same. All else may pass."""
-ProxyKey: TypeAlias = "tuple[tuple[str, ...], int]"
-"""Addresses, and `outageTimeout` in milliseconds."""
+ProxyKey: TypeAlias = "tuple[tuple[str, ...], int, SecuritySettings, TaskGrant | None]"
+"""Addresses, `outageTimeout` in milliseconds, by what a task proves itself, and what its token allows."""
+KEPT_IDLE: Final = 8
+"""Connections of queries that no task of this process reads by now: one with other logs needs other tokens."""
 
 
 class TaskProxies:
@@ -100,11 +109,29 @@ class TaskProxies:
         addresses: where they take frames.
         outage_ms: for how long proxies that cannot be reached are waited for; 0: each is asked once.
         connect: makes the connections; None: over frames.
+        security: whom to believe, and by what certificate this process proves itself; None: no TLS, unless the
+            environment says so.
+        token: what tasks show; None: what the executor has.
+
+    Raises SettingsError or NotAuthenticatedError where nothing can be proved.
     """
 
-    def __init__(self, addresses: Sequence[str], outage_ms: int, connect: Connect | None = None) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        outage_ms: int,
+        connect: Connect | None = None,
+        *,
+        security: SecuritySettings | None = None,
+        token: TaskToken | None = None,
+    ) -> None:
         self.addresses = tuple(addresses)
         self.outage_s = outage_ms / 1000
+        self.open_readers = 0
+        self._token = token
+        # Over its own connections a test proves nothing.
+        credentials = task_credentials(security or SecuritySettings(), token) if connect is None else None
+        self._credentials = credentials
         settings = ThinClientSettings(
             name="dlspark-spark",
             request_timeout_ms=outage_ms or -1,
@@ -113,7 +140,7 @@ class TaskProxies:
         route = settings.read_route()
         self._dispatcher = Dispatcher(
             lambda connected, closed: Channels(
-                connect or _over_frames(settings.credentials()), on_connected=connected, on_closed=closed
+                connect or _over_frames(credentials), on_connected=connected, on_closed=closed
             ),
             route,
             settings.ownerships(),
@@ -130,6 +157,13 @@ class TaskProxies:
         reader.ahead_until = until
         return reader
 
+    def renew(self, token: TaskToken | None) -> None:
+        """Show a task's token from now on, if it is good for longer than the one before."""
+        if token is None or self._credentials is None or (self._token and token.ends_at_s <= self._token.ends_at_s):
+            return
+        self._token = token
+        self._credentials.show(Secret(token.text))
+
     async def close(self) -> None:
         """End all readers and connections. Idempotent."""
         await self._routes.close()
@@ -145,12 +179,50 @@ def _over_frames(credentials: ClientCredentials | None) -> Connect:
     return connect
 
 
-def _proxies(key: ProxyKey) -> TaskProxies:
-    return TaskProxies(*key)
+class SharedProxies:
+    """The proxies that this process's tasks read through: Spark uses its workers again, and connecting costs more than
+    a small batch. Tasks of one query share connections, and the newest of its tokens. For one loop at a time."""
+
+    def __init__(self) -> None:
+        self._runtime: Runtime | None = None
+        self._pid = 0
+        self._made: OrderedDict[ProxyKey, tuple[TaskProxies, Callable[[], None]]] = OrderedDict()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def get(
+        self,
+        runtime: Runtime,
+        addresses: tuple[str, ...],
+        outage_ms: int,
+        security: SecuritySettings,
+        token: TaskToken | None,
+    ) -> TaskProxies:
+        """Return those that a task is to ask; they are closed with `runtime`. Called on its loop."""
+        if self._runtime is not runtime or self._pid != os.getpid():
+            # After a fork, or once the runtime was closed, those of the old one are void.
+            self._runtime, self._pid, self._made, self._ending = runtime, os.getpid(), OrderedDict(), set()
+        key = (addresses, outage_ms, security, None if token is None else token.grant)
+        found = self._made.get(key)
+        if found is None:
+            proxies = TaskProxies(addresses, outage_ms, security=security, token=token)
+            found = self._made[key] = (proxies, runtime.on_close(proxies.close))
+        self._made.move_to_end(key)
+        found[0].renew(token)
+        self._end_idle()
+        return found[0]
+
+    def _end_idle(self) -> None:
+        """End connections of queries that were asked for longest ago: each set of logs has a token of its own."""
+        idle = [key for key, (proxies, _) in self._made.items() if not proxies.open_readers]
+        for key in idle[: max(0, len(idle) - KEPT_IDLE)]:
+            proxies, forget = self._made.pop(key)
+            forget()
+            ending = asyncio.ensure_future(proxies.close())
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
 
 
-SHARED_PROXIES: Final = SharedByTasks(_proxies)
-"""The proxies that this process's tasks read through, by their addresses."""
+SHARED_PROXIES: Final = SharedProxies()
 
 
 class ProxyEntries:
@@ -159,10 +231,14 @@ class ProxyEntries:
     Args:
         proxies: those that the task asks.
         spans: all that the task will ask for, in their order.
+        token: what it shows them; None: what its executor has.
     """
 
-    def __init__(self, proxies: TaskProxies, spans: Sequence[SegmentSpan]) -> None:
+    def __init__(self, proxies: TaskProxies, spans: Sequence[SegmentSpan], token: TaskToken | None = None) -> None:
         self._proxies = proxies
+        self._token = token
+        self._in_use = True
+        proxies.open_readers += 1
         self._ends = {span.log: span.stop for span in spans}
         """The position at which this task ends reading, by log."""
         self._bytes = {log: sum(span.bytes for span in spans if span.log == log) for log in self._ends}
@@ -192,6 +268,12 @@ class ProxyEntries:
 
     async def close(self) -> None:
         """Ask no further."""
+        await self._end_reader()
+        if self._in_use:
+            self._in_use = False
+            self._proxies.open_readers -= 1
+
+    async def _end_reader(self) -> None:
         reader, self._reader = self._reader, None
         self._arrived.clear()
         if reader is not None:
@@ -202,7 +284,7 @@ class ProxyEntries:
         before."""
         reader = self._reader
         if reader is None or reader.name != span.log:
-            await self.close()
+            await self._end_reader()
             reader = self._proxies.reader(span.log, span.start, self._ends[span.log], self._bytes[span.log])
             self._reader = reader
             return reader
@@ -233,7 +315,7 @@ class ProxyEntries:
             try:
                 entries = await reader.poll_entries()
             except (*_GONE, LogNotFoundError, *_FINAL) as error:
-                failure = _final_error(span, entry_id, error)
+                failure = _final_error(span, entry_id, self._explained(error))
                 if failure is error:
                     raise
                 raise failure from error
@@ -251,6 +333,11 @@ class ProxyEntries:
             waited_s = loop.time() - since
             if waited_s >= max(outage_s, STALL_S):
                 raise self._late_error(span, entry_id, waited_s, None)
+
+    def _explained(self, error: DistributedLogError) -> DistributedLogError:
+        if isinstance(error, NotAuthenticatedError) and self._token is not None:
+            return self._token.ended_error(error, time.time())
+        return error
 
     def _late_error(
         self, span: SegmentSpan, entry_id: int, waited_s: float, error: DistributedLogError | None

@@ -148,15 +148,15 @@ class BatchReader(DataSourceReader):
                 bounds, take = declared.bounds(self._hints), declared.take(take)
             reads = PlannedReads(self._frame, declared, self._hints)
             planned = await driver.plan(start, end, bounds, take, reads)
-            proxies, settings = await driver.read_proxies(), driver.client_settings
+            proxies, settings, token = await driver.read_proxies(), driver.client_settings, driver.task_token()
         finally:
             await driver.close()
         report = "" if self._seen is None else packed(snapshot.within(seen, query.uri))
         first, *others = planned or [()]
         for_tasks = None if declared is None else declared.packed
         made = [
-            LogPartition(first, settings, proxies, report, for_tasks),
-            *(LogPartition(one, settings, proxies, declared=for_tasks) for one in others),
+            LogPartition(first, settings, proxies, report, for_tasks, token),
+            *(LogPartition(one, settings, proxies, declared=for_tasks, token=token) for one in others),
         ]
         # A task of the jar's plan that reads through proxies reaches nothing else: it repeats the plan.
         again = self._planned_in is not None and not proxies
@@ -317,7 +317,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planned = self._run(driver.plan(begin, until, reads=PlannedReads(self._frame, declared)))
         proxies = self._run(driver.read_proxies())
         for_tasks = None if declared is None else declared.packed
-        return [LogPartition(spans, driver.client_settings, proxies, declared=for_tasks) for spans in planned]
+        token = driver.task_token()
+        return [
+            LogPartition(spans, driver.client_settings, proxies, declared=for_tasks, token=token) for spans in planned
+        ]
 
     def _declared(self, driver: SourceDriver) -> DeclaredColumns | None:
         """Return what the log declares by now; the columns stay those of the version that the query began with."""

@@ -114,6 +114,11 @@ class Selection:
         """
         return _literal_folder(self.pattern or "")
 
+    @property
+    def beginning(self) -> str:
+        """How all names begin that match the pattern, as far as it says so."""
+        return _literal_beginning(self.pattern or "")
+
     def selects(self, name: str) -> bool:
         """Return whether a log of this name is read."""
         return name in self.names if self.pattern is None else re.fullmatch(self.pattern, name) is not None
@@ -155,6 +160,10 @@ class SourceQuery:
     """The settings that go on to the namespace's clients, by keys in lower case."""
     proxies: ProxyChoice | None
     """Through which proxies tasks read; None: from storage nodes."""
+    token_key_file: str | None = None
+    """The file with the key by which the driver makes tokens for its tasks, as the options name it."""
+    token_lifetime_ms: int = 3_600_000
+    """How long such a token is good for."""
     columns: ColumnChoice | None = None
     """Which columns the frame has; None: what the log declares decides."""
 
@@ -175,6 +184,8 @@ class SourceQuery:
             cursor=_cursor(options),
             client_settings=_client_settings(options),
             proxies=options.proxies,
+            token_key_file=_token_key_file(options),
+            token_lifetime_ms=options.duration_ms("tokenLifetime") or 0,
             columns=_columns(options),
         )
         _check_names(query.selection, query.start)
@@ -197,6 +208,16 @@ def _client_settings(options: Options) -> tuple[tuple[str, str], ...]:
             )
         found[_REGION] = region
     return tuple(sorted({**found, **passed_on}.items()))
+
+
+def _token_key_file(options: Options) -> str | None:
+    for name in ("tokenKeyFile", "tokenLifetime"):
+        if options.asked(name) and options.proxies is None:
+            raise OptionError(
+                f"Option {name} does nothing without proxies: storage nodes take no tokens",
+                advice="Give option proxy as well, or leave it out",
+            )
+    return options.text("tokenKeyFile")
 
 
 def _limits(options: Options) -> BatchLimits:
@@ -303,14 +324,18 @@ def _assigned(text: str) -> list[str]:
 
 
 def _literal_folder(pattern: str) -> str:
-    # Each alternative may name another folder, so all of them together have only the root in common.
+    return _literal_beginning(pattern).rpartition("/")[0]
+
+
+def _literal_beginning(pattern: str) -> str:
+    # Each alternative may begin otherwise, so all of them together have nothing in common.
     if _has_alternatives(pattern):
         return ""
     rest = _LITERAL.sub("", pattern, count=1)
     text = re.sub(r"\\(.)", r"\1", pattern[: len(pattern) - len(rest)])
     if rest[:1] and rest[0] in "*+?{":
         text = text[:-1]  # the quantifier belongs to the character before it
-    return text.rpartition("/")[0]
+    return text
 
 
 def _has_alternatives(pattern: str) -> bool:

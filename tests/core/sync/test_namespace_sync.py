@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from helpers.security.secured_runs import zookeeper_security
 
 from dlspark import Namespace, Permissions, Runtime
 from dlspark.testing.cluster import NAMESPACE_PATH
@@ -98,7 +99,7 @@ def test_properties_tell_what_the_namespace_is(namespace):
 
 @pytest.mark.processes
 def test_a_binding_is_made_found_changed_and_taken_away(tmp_path):
-    with EmbeddedZooKeeper(tmp_path / "zookeeper") as zookeeper:
+    with EmbeddedZooKeeper(tmp_path / "zookeeper", security=zookeeper_security()) as zookeeper:
         uri = f"distributedlog://{zookeeper.address}/logs"
         try:
             Namespace.bind(uri, federated=True, first_lssn=3)

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.security.secured_runs import role_security, zookeeper_security
 
 from dlspark import DLSN, Namespace, Runtime
 from dlspark.core.settings.settings import Settings
@@ -20,7 +21,9 @@ from dlspark.errors import (
     WriteError,
 )
 from dlspark.testing.cluster import InProcessCluster
+from metadata.security.settings import SecuritySettings
 from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.securing import open_session
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.settings.bookie import BookieSettings
 
@@ -202,13 +205,13 @@ def test_a_namespace_is_bound_and_used_over_a_real_zookeeper(runtime, tmp_path):
     from metadata.bookkeeper.ledgers import LedgerStore
     from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
-    with EmbeddedZooKeeper(tmp_path / "zookeeper") as zookeeper:
+    with EmbeddedZooKeeper(tmp_path / "zookeeper", security=zookeeper_security()) as zookeeper:
         uri = f"distributedlog://{zookeeper.address}/logs"
         nodes: list[tuple[Bookie, ZooKeeperStore]] = []
 
         async def start() -> None:
             for i in range(3):
-                store = await ZooKeeperStore.connect(zookeeper.address)
+                store = await open_session(zookeeper.address, SecuritySettings())
                 if not i:
                     await LedgerStore(store).format()
                 settings = BookieSettings(
@@ -218,6 +221,7 @@ def test_a_namespace_is_bound_and_used_over_a_real_zookeeper(runtime, tmp_path):
                     listening_address="127.0.0.1",
                     journal_max_size_mb=16,
                     min_usable_size_for_entry_log_creation=0,
+                    security=role_security("node"),
                 )
                 nodes.append((Bookie(settings, store), store))
                 await nodes[-1][0].start()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from helpers.paths import ROOT
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.zookeeper.client import ZooKeeperStore
+from metadata.security.settings import SecuritySettings
+from metadata.zookeeper.securing import open_session
 
 
 def spawn(conf: Path) -> subprocess.Popen[str]:
@@ -30,6 +31,6 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 async def initialise(servers: str) -> None:
-    store = await ZooKeeperStore.connect(servers)
+    store = await open_session(servers, SecuritySettings())
     await LedgerStore(store).format()
     await store.close()

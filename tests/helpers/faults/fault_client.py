@@ -31,7 +31,9 @@ from helpers.faults.hosts import Route, RoutedNetwork, WallClock
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import DistributedLogError, NotAppliedError
+from metadata.security.settings import SecuritySettings
 from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.securing import open_session
 from storage_node.client.client import LedgerClient
 from storage_node.client.reader import LedgerReader
 from storage_node.client.writer import LedgerWriter
@@ -389,7 +391,7 @@ async def _run(
 async def _connect(client: Client, zookeeper: str) -> ZooKeeperStore:
     while True:
         try:
-            return await ZooKeeperStore.connect(zookeeper, session_timeout_ms=SESSION_MS)
+            return await open_session(zookeeper, SecuritySettings(), session_timeout_ms=SESSION_MS)
         except DistributedLogError as error:
             client.note(error, "connecting to ZooKeeper")
 

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Coroutine, Sequence
 from typing import Final, Protocol
 
+from helpers.security.secured_runs import FIRST_HOST, NETWORKS, is_secured
 from metadata.foundation.errors import CallerError
 from metadata.foundation.tasks import end_tasks
 
@@ -69,8 +70,8 @@ class ForwardedNetwork:
     def __init__(self, hosts: Sequence[str]) -> None:
         # Drawn, so that two networks on one machine do not meet: servers of both use the same ports.
         drawn = random.SystemRandom()
-        prefix = f"127.{drawn.randint(1, 254)}.{drawn.randint(1, 254)}"
-        self._addresses = {host: f"{prefix}.{10 + index}" for index, host in enumerate(hosts)}
+        prefix = drawn.choice(NETWORKS) if is_secured() else f"127.{drawn.randint(1, 254)}.{drawn.randint(1, 254)}"
+        self._addresses = {host: f"{prefix}.{FIRST_HOST + index}" for index, host in enumerate(hosts)}
         self._ways: dict[tuple[str, str], _Way] = {}
         self._forwarders: dict[tuple[str, str, int], _Forwarder] = {}
         self._loop = asyncio.new_event_loop()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dlspark.testing.java_process import JavaTool, free_port
 from helpers.interop.clusters import InteropCluster, JavaBookies, OurBookie, our_bookie
 from helpers.interop.ledgers import as_java_tells, java_creates, java_reads, payloads, we_add, we_read
+from helpers.paths import ROOT
 from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.settings.autorecovery import AutoRecoverySettings
+from storage_node.settings.client import ClientSettings
 
 SIZES = tuple(range(100, 130))
 REPAIR_WITHIN_S = 60
@@ -57,21 +62,65 @@ async def our_auto_recovery(cluster: InteropCluster) -> AsyncIterator[AutoRecove
 
 
 @asynccontextmanager
-async def java_auto_recovery(cluster: InteropCluster, java: JavaTool) -> AsyncIterator[None]:
-    handle = await cluster.on(java)("autorecovery.start", port=free_port())
+async def our_auto_recovery_process(
+    cluster: InteropCluster, directory: Path, settings: Mapping[str, object]
+) -> AsyncIterator[None]:
+    """Run our auto-recovery as a process of its own, by a node's file with these settings."""
+    conf, log = directory / "autorecovery.conf", directory / "autorecovery.log"
+    _write_file(conf, cluster, settings)
+    with log.open("ab") as told:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "storage_node.autorecovery", "--conf", str(conf)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=told,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    assert process.stdout is not None
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), REPAIR_WITHIN_S)
+        assert line.endswith(b"is at work\n"), log.read_text()[-2000:]
+        yield
+        assert process.returncode is None, log.read_text()[-2000:]
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+def _write_file(conf: Path, cluster: InteropCluster, settings: Mapping[str, object]) -> None:
+    given = {
+        "zkServers": cluster.zk,
+        "zkLedgersRootPath": cluster.root,
+        "bookieId": "127.0.0.1:1",
+        "rwRereplicateBackoffMs": OURS.rereplicate_backoff_ms,
+        "openLedgerRereplicationGracePeriod": OURS.open_ledger_grace_period_ms,
+        **settings,
+    }
+    conf.parent.mkdir(parents=True, exist_ok=True)
+    conf.write_text("".join(f"{key}={value}\n" for key, value in given.items()))
+
+
+@asynccontextmanager
+async def java_auto_recovery(
+    cluster: InteropCluster, java: JavaTool, settings: Mapping[str, object] = MappingProxyType({})
+) -> AsyncIterator[None]:
+    handle = await cluster.on(java)("autorecovery.start", port=free_port(), settings=dict(settings))
     try:
         yield
     finally:
         await java.ask("autorecovery.stop", handle=handle)
 
 
-async def ledgers_of_both(ask: Ask, cluster: InteropCluster, node: str) -> list[int]:
+async def ledgers_of_both(
+    ask: Ask, cluster: InteropCluster, node: str, settings: ClientSettings | None = None
+) -> list[int]:
     """Write and close ledgers that `node` holds a part of, one of ours and one of Java's.
 
     Every entry is on all three nodes: a client that is closed after two have acknowledged owes the third one nothing.
     """
     found: dict[str, int] = {}
-    async with cluster.client() as client:
+    async with cluster.client(settings) as client:
         while "ours" not in found:
             writer = await client.create(ack_quorum=3)
             await we_add(writer, SIZES)
@@ -99,8 +148,10 @@ async def repaired(ask: Ask, ledger_ids: list[int], lost: str) -> None:
             assert stored == list(range(len(SIZES)))
 
 
-async def read_by_both(ask: Ask, cluster: InteropCluster, ledger_ids: list[int]) -> None:
-    async with cluster.client() as client:
+async def read_by_both(
+    ask: Ask, cluster: InteropCluster, ledger_ids: list[int], settings: ClientSettings | None = None
+) -> None:
+    async with cluster.client(settings) as client:
         for ledger_id in ledger_ids:
             assert await java_reads(ask, ledger_id) == as_java_tells(payloads(SIZES))
             assert await we_read(client, ledger_id) == payloads(SIZES)

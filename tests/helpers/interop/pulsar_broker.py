@@ -11,6 +11,8 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +46,23 @@ _FLAGS = (
 _NODE_SETTINGS = {"gcWaitTime": 500, "flushInterval": 200, "zkTimeout": 3000, "httpServerEnabled": "true"}
 
 
+@dataclass(frozen=True)
+class BrokerSecurity:
+    """How do a broker and its nodes prove themselves, to ZooKeeper as well? If nothing is given, not at all."""
+
+    node: Mapping[str, object] = field(default_factory=dict)
+    """More settings of each node."""
+    broker: Mapping[str, object] = field(default_factory=dict)
+    """More lines of `broker.conf`."""
+    flags: tuple[str, ...] = ()
+    """Properties of the broker's JVM, and of the set-up's."""
+
+
 class PulsarBroker:
     """One broker, its cluster's metadata and three storage nodes of ours under one chroot of a ZooKeeper."""
 
-    def __init__(self, zk: str, directory: Path) -> None:
+    def __init__(self, zk: str, directory: Path, security: BrokerSecurity | None = None) -> None:
+        self._security = security or BrokerSecurity()
         self._class_path = class_path_of(POM)
         self._metadata = f"zk:{zk}{CHROOT}"
         self._directory = directory
@@ -63,7 +78,12 @@ class PulsarBroker:
                 zk,
                 LEDGERS,
                 directory / f"node-{index}",
-                settings={**_NODE_SETTINGS, "httpServerHost": "127.0.0.1", "httpServerPort": port},
+                settings={
+                    **_NODE_SETTINGS,
+                    "httpServerHost": "127.0.0.1",
+                    "httpServerPort": port,
+                    **self._security.node,
+                },
             )
             for index, port in enumerate(self._http_ports)
         ]
@@ -104,11 +124,20 @@ class PulsarBroker:
             "managedLedgerCursorPositionFlushSeconds": 1,
             "defaultNumberOfNamespaceBundles": 1,
             "functionsWorkerEnabled": "false",
+            **self._security.broker,
         }
         return "".join(f"{key}={value}\n" for key, value in settings.items())
 
     def _command(self, main: str, *arguments: str) -> list[str]:
-        return ["java", *_FLAGS, "-cp", self._class_path, f"org.apache.pulsar.{main}", *arguments]
+        return [
+            "java",
+            *_FLAGS,
+            *self._security.flags,
+            "-cp",
+            self._class_path,
+            f"org.apache.pulsar.{main}",
+            *arguments,
+        ]
 
     def start(self) -> None:
         """Start the broker and wait until it calls itself healthy: it has then written a message and read it."""

@@ -62,7 +62,7 @@ HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 PAGE = b"a page for who may see it"
 OURS, THEIRS = 1, 2
 """Ledgers: of honest clients, and of nobody yet."""
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 """A server that neither answers nor closes within it has left an attacker waiting."""
 
 
@@ -243,7 +243,7 @@ class Attacked:
     async def frames_client(self, credentials: ClientCredentials) -> FramesClient:
         """Return a thin client."""
         address = f"127.0.0.1:{self.ports['frames']}"
-        client = await FramesClient.connect(TcpNetwork(), address, credentials=credentials)
+        client = await FramesClient.connect(TcpNetwork(), address, timeout_ms=60_000, credentials=credentials)
         self.guests.push_async_callback(client.close)
         return client
 

@@ -160,6 +160,7 @@ class SecuredLink(PretendedLink):
 
     secured = True
     certificate: bytes | None = None
+    between_frames = True
 
     def send(self, *buffers: Buffer) -> None:
         """Take answers; they are frames of the other protocol."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dlspark.testing.java_process import free_port
 from helpers.waiting import wait_until
 
 REALM = "DLSPARK.TEST"
@@ -62,9 +63,7 @@ class Realm:
 @contextmanager
 def started_realm(folder: Path) -> Iterator[Realm]:
     """Run a realm."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()  # below those that the system gives away meanwhile
     (folder / "krb5.conf").write_text(
         f"[libdefaults]\n default_realm = {REALM}\n dns_lookup_kdc = false\n dns_lookup_realm = false\n rdns = false\n"
         f" dns_canonicalize_hostname = false\n udp_preference_limit = 1\n"

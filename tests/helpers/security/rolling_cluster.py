@@ -55,6 +55,8 @@ class RollingCluster:
         self.node_ports = [ports.pop() for _ in range(NODES)]
         self.proxy_ports = [ports.pop() for _ in range(WRITE_PROXIES + 1)]
         self.uri = f"distributedlog://{self._zookeeper.address}{NAMESPACE_PATH}"
+        self.more: dict[int, dict[str, str]] = {}
+        """Further settings of a proxy, by its number, from its next start on."""
         self._nodes: dict[int, Child] = {}
         self._proxies: dict[int, Child] = {}
         self.log = directory / "processes.log"
@@ -66,12 +68,12 @@ class RollingCluster:
         self._zookeeper.start()
         await initialise(self._zookeeper.address)
 
-    def start(self) -> None:
-        """Start everything else, open."""
+    def start(self, mode: str = "off") -> None:
+        """Start everything else."""
         for index in range(NODES):
-            self._start_node(index, "off")
+            self._start_node(index, mode)
         for index in range(WRITE_PROXIES + 1):
-            self._start_proxy(index, "off")
+            self._start_proxy(index, mode)
 
     @property
     def write_addresses(self) -> str:
@@ -166,14 +168,14 @@ class RollingCluster:
                 "server_shard": index,
                 "zkSessionTimeoutSeconds": SESSION_S,
             }
-        given = {**values, **audit, **self.settings("proxy", mode)}
+        given = {**values, **audit, **self.settings("proxy", mode), **self.more.get(index, {})}
         arguments = [f"--uri={self.uri}", *(f"--set={key}={value}" for key, value in given.items())]
         child = self._forks.spawn(target, {"arguments": arguments})
         self._proxies[index] = self._served(child, f"proxy {index}")
 
     def _served(self, child: Child, name: str) -> Child:
         line = child.lines.get(timeout=START_S)
-        assert line is not None, f"{name} does not serve; see {self.log}"
+        assert line is not None, f"{name} does not serve: {self.log.read_text()[-3_000:]}"
         return child
 
     def close(self) -> None:

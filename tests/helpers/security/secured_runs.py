@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,12 +30,20 @@ import pytest
 # Every process of the tests loads this module: what only secured runs need is imported by them.
 if TYPE_CHECKING:
     from dlspark.sandbox.security import SandboxSecurity
+    from dlspark.serving.security.credentials import ClientCredentials
+    from metadata.security.settings import SecuritySettings
     from metadata.zookeeper.secure_server import ServerSecurity
 
 OPTION: Final = "--secured"
 VARIABLE: Final = "DLSPARK_SECURITY"
 DEFAULT_ROLE: Final = "client"
 REAL_MARKERS: Final = ("processes", "spark")
+REAL_FIXTURES: Final = ("driver_world",)
+"""Storage nodes on sockets of this process, whose clients are found as tasks are: by the variable."""
+NETWORKS: Final = tuple(f"127.9.{number}" for number in range(1, 9))
+"""Prefixes of addresses for hosts of a test's own (`ForwardedNetwork`); certificates name these addresses."""
+FIRST_HOST: Final = 10
+MOST_HOSTS: Final = 20
 
 
 class SecuredRun:
@@ -54,6 +63,31 @@ def role_settings(role: str) -> Mapping[str, str]:
     return {} if SecuredRun.identities is None else SecuredRun.identities.settings(role)
 
 
+def role_security(role: str) -> SecuritySettings:
+    """Return as what a process is secured in this role; not at all in a plain run."""
+    from metadata.security.settings import SecuritySettings
+
+    if SecuredRun.identities is None:
+        return SecuritySettings()
+    return SecuritySettings(security="on", security_directory=str(SecuredRun.identities.folder(role)))
+
+
+def credentials_for(_address: str) -> ClientCredentials | None:
+    """Return what this process, which asks proxies over frames, shows them: its variable says it."""
+    from dlspark.serving.security.credentials import client_credentials
+    from metadata.security.settings import SecuritySettings
+
+    return client_credentials(SecuritySettings())
+
+
+def secured_link(link: socket.socket, host: str) -> socket.socket:
+    """Return a connection that a test has made itself, by TLS where the run is a secured one."""
+    from metadata.security.settings import client_identity
+
+    identity = client_identity(role_security(DEFAULT_ROLE), {})
+    return link if identity is None else identity.client_context().wrap_socket(link, server_hostname=host)
+
+
 def zookeeper_security() -> ServerSecurity | None:
     """Return how a ZooKeeper server is secured; None in a plain run."""
     return None if SecuredRun.identities is None else SecuredRun.identities.zookeeper()
@@ -64,9 +98,11 @@ class SecuredRuns:
 
     def __init__(self) -> None:
         from dlspark.sandbox.security import SandboxSecurity
+        from dlspark.sandbox.state import SECURITY_FOLDER
 
         self._place = Path(tempfile.mkdtemp(prefix="dlspark-secured-"))
         SecuredRun.identities = self._identities = SandboxSecurity(self._place)
+        _issue(self._place / SECURITY_FOLDER)
         self._identities.prepare()
         self._patch = pytest.MonkeyPatch()
         self._secure_sandboxes()
@@ -84,6 +120,7 @@ class SecuredRuns:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Set the variable before any fixture of the test, or take it away: worlds in memory know no TLS."""
         real = any(item.get_closest_marker(name) is not None for name in REAL_MARKERS)
+        real = real or not set(REAL_FIXTURES).isdisjoint(getattr(item, "fixturenames", ()))
         identity = item.get_closest_marker("identity")
         role = DEFAULT_ROLE if identity is None else identity.args[0]
         if real and role:
@@ -120,13 +157,11 @@ class SecuredRuns:
     def _secure_clusters(self) -> None:
         from dlspark.core.settings.settings import Settings
         from dlspark.testing import cluster
-        from metadata.security.settings import SecuritySettings
+        from storage_node.settings.bookie import BookieSettings
         from storage_node.settings.client import ClientSettings
 
         kind = cluster.InProcessCluster
-        node = SecuritySettings(security="on", security_directory=str(self._identities.folder("node")))
-        mine = SecuritySettings(security="on", security_directory=str(self._identities.client_folder))
-        nodes_settings = cluster.BookieSettings
+        node, mine = role_security("node"), role_security("client")
         start, connect = kind.start_node, kind.connect
         identities = self._identities
 
@@ -137,7 +172,7 @@ class SecuredRuns:
         async def start_node(made: cluster.InProcessCluster, index: int) -> Any:
             with pytest.MonkeyPatch.context() as patch:
                 if on_sockets(made):
-                    patch.setattr(cluster, "BookieSettings", functools.partial(nodes_settings, security=node))
+                    patch.setattr(cluster, "BookieSettings", functools.partial(BookieSettings, security=node))
                 return await start(made, index)
 
         @functools.wraps(connect)
@@ -153,3 +188,14 @@ class SecuredRuns:
         self._patch.setattr(kind, "connect", connect_secured)
 
 
+def _issue(place: Path) -> None:
+    """Make the authority, and identities with more addresses than a sandbox's have."""
+    from dlspark.sandbox.security import HOSTS
+    from metadata.security.authority import FIRST_ROLES, SERVER_ROLES, CertificateAuthority
+
+    hosts = [*HOSTS, *(f"{network}.{FIRST_HOST + host}" for network in NETWORKS for host in range(MOST_HOSTS))]
+    CertificateAuthority.create(place)
+    with CertificateAuthority.open_in(place) as authority:
+        for role in FIRST_ROLES:
+            authority.issue(role, [role], hosts if role in SERVER_ROLES else (), shares_secret=role != "zookeeper")
+        authority.refresh_lists()

@@ -33,7 +33,7 @@ from helpers.faults.fault_client import outcome
 from helpers.faults.hosts import Route, RoutedNetwork
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.settings import Value
-from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.securing import open_session
 
 EXPIRE = "expire"
 GO = "go"
@@ -76,7 +76,7 @@ def write_proxy(
 async def _run_proxy(zookeeper: str, namespace: str, settings: Mapping[str, Value], routes: Sequence[Route]) -> int:
     configuration = read_configuration(None, settings, {})
     session_ms = configuration.logs.zk_session_timeout_s * 1000
-    store = await ZooKeeperStore.connect(zookeeper, session_timeout_ms=session_ms)
+    store = await open_session(zookeeper, configuration.logs.client_settings().security, session_timeout_ms=session_ms)
     logs = await AsyncNamespace.over(store, namespace, configuration.logs, network=RoutedNetwork(routes), own=(store,))
     ending: set[asyncio.Task[None]] = set()
 

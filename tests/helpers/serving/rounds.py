@@ -27,6 +27,7 @@ from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol.operations import Handshake, ProxyInfo
 from helpers.faults.forwarding import ForwardedNetwork
 from helpers.fork_server import Child, ForkServer
+from helpers.security.secured_runs import credentials_for, role_settings
 from helpers.serving.load import EXPIRE, GO, SETTLE, parts_of
 from helpers.waiting import until, wait_until
 from helpers.worlds.warm_sandbox import WarmSandbox
@@ -120,6 +121,7 @@ class Tier:
             "server_grpc_port": -1,
             "server_shard": number,
             "zkSessionTimeoutSeconds": SESSION_S,
+            **role_settings("proxy"),
         }
         ports = self.sandbox.state.node_ports
         self.processes[proxy] = self._forks.spawn(
@@ -233,7 +235,7 @@ class Tier:
         """Return the logs that a proxy says it owns."""
 
         async def ask() -> set[str]:
-            peers = ProxyPeers(TcpNetwork())
+            peers = ProxyPeers(TcpNetwork(), credentials_for=credentials_for)
             try:
                 answer = await peers.call(f"{self.network.address(proxy)}:{PROXY_PORT}", Handshake(None), 5_000)
             finally:

@@ -14,6 +14,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.writing.writer import AsyncLogWriter
+from helpers.security.secured_runs import secured_link
 from helpers.spark.typed_logs import TypedLog
 from metadata.distributedlog.segments import SegmentMetadata
 
@@ -78,9 +79,8 @@ class Logs:
     def sessions(self) -> set[str]:
         """Return the ids of the sessions that clients have with ZooKeeper now."""
         host, port = self.uri.split("/")[2].split(":")
-        with socket.create_connection((host, int(port)), timeout=60) as link:
+        with secured_link(socket.create_connection((host, int(port)), timeout=60), host) as link:
             link.sendall(b"cons")
-            link.shutdown(socket.SHUT_WR)
             text = b"".join(iter(lambda: link.recv(65536), b"")).decode()
         return set(re.findall(r"sid=(0x[0-9a-f]+)", text))
 

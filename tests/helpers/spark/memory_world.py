@@ -19,6 +19,7 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.selection import SourceQuery
+from helpers.security.secured_runs import role_security, role_settings
 from metadata.bookkeeper.bookies import BookieAddress
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.distributedlog.bindings import Binding
@@ -61,6 +62,7 @@ class DriverWorld:
                 journal_max_size_mb=16,
                 journal_pre_alloc_size_mb=1,
                 skip_list_size_limit=32 * MIB,
+                security=role_security("node"),
             )
             store = MemoryStore(self.tree)
             bookie = Bookie(settings, store)
@@ -88,8 +90,16 @@ class DriverWorld:
 
     async def connect(self, uri: str) -> AsyncNamespace:
         store = MemoryStore(self.tree)
-        client = ClientSettings(read_entry_timeout_ms=3_000, speculative_read_ms=500, long_poll_ms=1_000)
-        return await AsyncNamespace.over(store, uri, Settings(lock_timeout_s=5), client_settings=client, own=(store,))
+        client = ClientSettings(
+            read_entry_timeout_ms=3_000, speculative_read_ms=500, long_poll_ms=1_000, security=role_security("client")
+        )
+        return await AsyncNamespace.over(
+            store,
+            uri,
+            Settings(lock_timeout_s=5).with_values(role_settings("client")),
+            client_settings=client,
+            own=(store,),
+        )
 
     async def driver(self, scope: Scope = Scope.SOURCE_STREAM, **raw: object) -> SourceDriver:
         options = Options({"uri": URI, **{name: str(value) for name, value in raw.items()}}, scope)

@@ -6,9 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
+
+from helpers.security.secured_runs import role_settings
 
 START_S = 60
 
@@ -16,7 +19,8 @@ START_S = 60
 class ReadProxyProcesses:
     """Some read proxies, each at an address of its own that it keeps."""
 
-    def __init__(self, uri: str, place: Path, count: int) -> None:
+    def __init__(self, uri: str, place: Path, count: int, settings: Mapping[str, object] | None = None) -> None:
+        self._settings = dict(role_settings("proxy") if settings is None else settings)
         self._uri = uri
         self._place = place
         self._processes: list[subprocess.Popen[str]] = []
@@ -69,7 +73,7 @@ class ReadProxyProcesses:
             process.wait(START_S)
 
     def _start(self, port: int) -> subprocess.Popen[str]:
-        values = {"listenHost": "127.0.0.1", "advertisedHost": "127.0.0.1", "port": port}
+        values = {"listenHost": "127.0.0.1", "advertisedHost": "127.0.0.1", "port": port, **self._settings}
         command = [sys.executable, "-m", "dlspark.serving.read_proxy", f"--uri={self._uri}"]
         with (self._place / "read-proxies.log").open("ab") as log:
             return subprocess.Popen(

@@ -51,7 +51,7 @@ class StandaloneCluster:
 
     def __init__(self, place: Path) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._place = place
+        self._place = self.place = place
         with socket.socket() as free:
             free.bind((HOSTS[0], 0))
             self.master = f"spark://{HOSTS[0]}:{free.getsockname()[1]}"

@@ -13,12 +13,14 @@ from typing import Protocol
 
 from kazoo.client import KazooClient
 
+from helpers.security.secured_runs import is_secured, role_security
 from helpers.waiting import wait_until
 from metadata.store import MetadataStore
-from metadata.zookeeper.access import access_by_id
 from metadata.zookeeper.client import ZooKeeperStore
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from metadata.zookeeper.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.securing import open_session
+from metadata.zookeeper.tls_socket import SessionTlsSocket
 
 _NUMBERS = itertools.count(1)
 LONG_SESSION_MS = 40_000
@@ -104,10 +106,12 @@ class ZooKeeperServer:
 
     async def open(self, acl_id: str | None = None, restrict: bool = True) -> MetadataStore:
         self.stores.append(
-            await ZooKeeperStore.connect(
+            await open_session(
                 self.server.address,
+                role_security("client"),
                 session_timeout_ms=LONG_SESSION_MS,
-                access=access_by_id(acl_id or "", restrict=restrict),
+                acl_id=acl_id or "",
+                restrict=restrict,
             )
         )
         return self.stores[-1]
@@ -115,6 +119,9 @@ class ZooKeeperServer:
     async def expire(self, store: MetadataStore) -> None:
         """End a session by a second client that takes it over and closes it."""
         assert isinstance(store, ZooKeeperStore)
+        if is_secured():
+            await store.end_session(store.session_token)
+            return
         identity = store._client.client_id
 
         def take_over() -> None:
@@ -128,6 +135,9 @@ class ZooKeeperServer:
     async def break_connection(self, store: MetadataStore) -> None:
         assert isinstance(store, ZooKeeperStore)
         connection = store._handler._socket
+        if isinstance(connection, SessionTlsSocket):
+            connection.break_off()
+            return
         assert isinstance(connection, socket.socket)
         connection.shutdown(socket.SHUT_RDWR)
 

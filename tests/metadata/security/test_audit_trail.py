@@ -386,7 +386,7 @@ def test_the_thread_writes_by_itself_and_the_end_writes_what_is_left(
 
     monkeypatch.setattr(again._file, "write", write_and_say)
     refuse(again)
-    assert written.wait(30)
+    assert written.wait(60)
     assert counted(tmp_path / "audit.log") == REFUSALS_A_SECOND + 4
 
 

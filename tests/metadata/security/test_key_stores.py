@@ -149,8 +149,22 @@ def test_a_store_that_cannot_be_used_says_why(authority: MintedAuthority, pair: 
         key_of_store(content, WORDS)
 
 
-def test_a_store_with_a_key_believes_nobody(authority: MintedAuthority, pair: MintedPair) -> None:
+def test_a_peer_s_own_store_believes_that_peer(authority: MintedAuthority, pair: MintedPair) -> None:
+    """As in BookKeeper's own tests: pairs sign themselves, and each side trusts a copy of the other's store."""
+    peer = MintedPair(authority.certificate, authority.key)
+    alone = pkcs12.serialize_key_and_certificates(
+        b"peer", peer.key, peer.certificate, None, BestAvailableEncryption(WORDS)
+    )
+    for content in (java_key_store(peer, PASSWORD), alone):
+        assert authorities_of_store(content, WORDS) == authority.pem
+    entries = java_key_store(peer, PASSWORD)[12:-20] + java_trust_store([pair.der], PASSWORD)[12:-20]
+    assert authorities_of_store(signed(2, entries, PASSWORD), WORDS) == authority.pem + pair.certificate_pem
+
+
+def test_a_store_with_an_issued_key_believes_nobody(authority: MintedAuthority, pair: MintedPair) -> None:
     """Who issued one's own certificate may have issued those of the whole world."""
+    with pytest.raises(StoreError, match="it has a private key"):
+        authorities_of_store(java_key_store(pair, PASSWORD), WORDS)
     for content in (java_key_store(pair, PASSWORD, above=[above(authority)]), pkcs12_store(pair, authority)):
         with pytest.raises(StoreError, match="it has a private key"):
             authorities_of_store(content, WORDS)

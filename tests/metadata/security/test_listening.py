@@ -99,7 +99,7 @@ async def test_proxies_refuse_before_they_open_anything(values: dict[str, object
     where, logs = "distributedlog://127.0.0.1:1/x", read_configuration(None, {}, {}).logs
     for proxy in (ReadProxy(where, reads), WriteProxy(where, ProxyConfiguration(writes, logs))):
         with pytest.raises(CallerError, match="without security"):
-            await asyncio.wait_for(proxy.start(), 20)
+            await asyncio.wait_for(proxy.start(), 60)
 
 
 def test_the_key_has_one_name_and_two_values() -> None:

@@ -59,7 +59,7 @@ async def session(secured: EmbeddedZooKeeper, authority: KeeperAuthority, tmp_pa
 
     async def opener(name: str, role: str = "node", access: Access = CLUSTER) -> ZooKeeperStore:
         tls = FixedTls(client_context(authority.issue(tmp_path / name, name, role)))
-        opened.append(await ZooKeeperStore.connect(secured.address, tls=tls, access=access))
+        opened.append(await ZooKeeperStore.connect(secured.address, connect_timeout_ms=60_000, tls=tls, access=access))
         return opened[-1]
 
     yield opener

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from helpers.keeper_identities import HOUR, FolderTls, KeeperAuthority, client_context
 from helpers.security.minting import MintedAuthority, replace_file, write_folder
+from helpers.waiting import until
 from helpers.worlds.metadata import Heard
 
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
@@ -24,6 +25,7 @@ from metadata.store import Create, SessionState
 from metadata.zookeeper.client import ZooKeeperStore
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from metadata.zookeeper.homing import HomeProbe, four_letters
+from metadata.zookeeper.port_kinds import speaks_tls
 from metadata.zookeeper.secure_server import ClientPort, ServerSecurity
 from metadata.zookeeper.tls_socket import FixedTls
 
@@ -54,6 +56,7 @@ def patience() -> Iterator[None]:
     """A second for handshake and answer does for a server that is to be chosen, not for a JVM on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("metadata.zookeeper.homing.ASK_S", 30.0)
+        patch.setattr("metadata.zookeeper.port_kinds.ASK_S", 30.0)
         yield
 
 
@@ -69,7 +72,7 @@ async def refused(server: EmbeddedZooKeeper, tls: FixedTls, host: str = "127.0.0
 
 
 async def test_a_session_by_tls_does_what_any_session_does(secured: EmbeddedZooKeeper, client: Path) -> None:
-    store = await ZooKeeperStore.connect(secured.address, tls=fixed(client))
+    store = await ZooKeeperStore.connect(secured.address, connect_timeout_ms=60_000, tls=fixed(client))
     # Answers of many records at a time, and one of many records' length.
     big = bytes(range(256)) * 2_000
     await store.create("/big", big)
@@ -82,7 +85,7 @@ async def test_a_session_by_tls_does_what_any_session_does(secured: EmbeddedZooK
     await store.multi([Create("/of-a-multi")])
     await store.put("/big", b"", 0)
     await fired.wait(1)
-    other = await ZooKeeperStore.connect(secured.address, tls=fixed(client))
+    other = await ZooKeeperStore.connect(secured.address, connect_timeout_ms=60_000, tls=fixed(client))
     await other.create("/ephemeral", ephemeral=True)
     await other.close()
     assert await store.exists("/ephemeral") is None
@@ -95,7 +98,7 @@ async def test_a_session_lives_on_while_nothing_is_asked(secured: EmbeddedZooKee
     store = await ZooKeeperStore.connect(secured.address, tls=fixed(client), session_timeout_ms=4_000)
     states, first = Heard(), store.session_id
     store.on_session(states)
-    observer = await ZooKeeperStore.connect(secured.address, tls=fixed(client))
+    observer = await ZooKeeperStore.connect(secured.address, connect_timeout_ms=60_000, tls=fixed(client))
     gone = Heard()
     await store.create("/lives", ephemeral=True)
     await observer.get("/lives", gone)
@@ -136,8 +139,10 @@ async def test_a_server_of_another_name_hears_nothing(secured: EmbeddedZooKeeper
 
 
 async def test_plain_text_gets_nothing_at_the_secure_port(secured: EmbeddedZooKeeper, client: Path) -> None:
-    with pytest.raises(MetadataUnavailableError, match="no ZooKeeper server answered"):
-        await ZooKeeperStore.connect(secured.address, connect_timeout_ms=1_000)
+    with patience(), pytest.raises(MetadataUnavailableError) as caught:  # long before the time for connecting is up
+        await asyncio.wait_for(ZooKeeperStore.connect(secured.address, connect_timeout_ms=60_000), 60)
+    assert f"{secured.address}: the server speaks TLS at this port, and this session is without" in str(caught.value)
+    assert "DLSPARK_SECURITY=DIR" in str(caught.value)
     assert four_letters("127.0.0.1", secured.port, "srvr") == ""
     with patience():
         assert "Mode: standalone" in four_letters("127.0.0.1", secured.port, "srvr", tls=fixed(client))
@@ -145,12 +150,53 @@ async def test_plain_text_gets_nothing_at_the_secure_port(secured: EmbeddedZooKe
 
 
 async def test_tls_gets_nothing_at_a_plain_port_and_says_so(zookeeper: EmbeddedZooKeeper, client: Path) -> None:
-    for timeout_ms in (1_000, 5_000, 30_000):  # until the server has ended one connection, nothing is known of its port
-        with pytest.raises(MetadataUnavailableError) as caught:
-            await ZooKeeperStore.connect(zookeeper.address, connect_timeout_ms=timeout_ms, tls=fixed(client))
-        if "no ZooKeeper server answered" not in str(caught.value):
-            break
-    assert "it may not speak TLS at this port" in str(caught.value)
+    with patience():
+        said = await refused(zookeeper, fixed(client))
+    assert "the server speaks no TLS at this port: it answers in plain" in said
+    assert "security=off" in said
+
+
+@pytest.mark.parametrize("by_tls", [False, True])
+async def test_a_server_that_ends_connections_without_a_word_is_not_said_to_be_of_the_other_kind(
+    client: Path, by_tls: bool
+) -> None:
+    """It may be stopping, or full: what is not known is not said, and the session is tried for as long as it may be."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        ended = 0
+
+        def end_all() -> None:
+            nonlocal ended
+            with contextlib.suppress(OSError):
+                while True:
+                    accepted, _ = silent.accept()
+                    with accepted, contextlib.suppress(OSError):
+                        accepted.recv(65_536)
+                        ended += 1
+
+        ending = asyncio.ensure_future(asyncio.to_thread(end_all))
+        connecting = asyncio.ensure_future(
+            ZooKeeperStore.connect(
+                f"127.0.0.1:{port}", connect_timeout_ms=600_000, tls=fixed(client) if by_tls else None
+            )
+        )
+        await until(lambda: ended > 3)
+        assert not connecting.done()
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        silent.shutdown(socket.SHUT_RDWR)
+        await ending
+
+
+async def test_what_answers_with_the_first_bytes_of_tls_is_known_for_it() -> None:
+    for answer, is_tls in ((b"\x15\x03\x01\x00\x02", True), (b"\x16\x03\x03", True), (b"\x15", False), (b"no", False)):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            asking = asyncio.ensure_future(asyncio.to_thread(speaks_tls, "127.0.0.1", server.getsockname()[1]))
+            accepted, _ = await asyncio.to_thread(server.accept)
+            assert await asyncio.to_thread(accepted.recv, 2) == b"\x16\x03"
+            accepted.sendall(answer)
+            accepted.close()
+            assert await asking is is_tls
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
@@ -254,7 +300,7 @@ async def test_a_running_server_takes_up_a_renewed_certificate(
 
 def _certificate(server: EmbeddedZooKeeper, client: Path) -> bytes | None:
     with (
-        socket.create_connection(("127.0.0.1", server.port), 5) as connection,
+        socket.create_connection(("127.0.0.1", server.port), 60) as connection,
         client_context(client).wrap_socket(connection, server_hostname="127.0.0.1") as secured,
     ):
         return secured.getpeercert(True)

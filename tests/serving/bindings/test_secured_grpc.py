@@ -98,7 +98,7 @@ class Calls:
             request_serializer=pb.StreamRequest.SerializeToString,
             response_deserializer=pb.DoneResponse.FromString,
         )
-        answer = await asyncio.wait_for(call(pb.StreamRequest(stream="orders"), metadata=metadata), 20)
+        answer = await asyncio.wait_for(call(pb.StreamRequest(stream="orders"), metadata=metadata), 60)
         return int(answer.status.code)
 
     def read(self, metadata: tuple[tuple[str, str], ...] = ()) -> object:
@@ -238,7 +238,7 @@ async def test_a_long_call_ends_with_its_proof(secured: SecuredGrpc, monkeypatch
         await until(lambda: bool(secured.service.held))
         secured.now += 61
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await asyncio.wait_for(reading, 20)
+            await asyncio.wait_for(reading, 60)
     assert caught.value.code() is UNAUTHENTICATED
     assert "token has expired" in (caught.value.details() or "")
     await until(lambda: secured.server.calls_under_way == 0)

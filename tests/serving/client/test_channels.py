@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 from helpers.serving.memory_proxies import MemoryProxies
 from helpers.virtual_time import virtual_time
 
-from dlspark.errors import AlreadyClosedError, OverCapacityError, ProxyLostError, ProxyUnreachableError
+from dlspark.errors import (
+    AlreadyClosedError,
+    NotAuthenticatedError,
+    OverCapacityError,
+    ProxyLostError,
+    ProxyUnreachableError,
+)
 from dlspark.serving.client import channels as rooms
-from dlspark.serving.client.channels import ChannelFailure, Channels
+from dlspark.serving.client.channels import ChannelFailure, Channels, ProxyChannel
 from dlspark.serving.protocol.operations import CreateStream, Done, FindOwner, OwnerFound, Refusal, StatusCode
 
 A = "a:1"
@@ -212,4 +219,30 @@ async def test_closing_ends_what_waits_and_nothing_is_sent_afterwards():
     channels.submit(A, CREATE, late)
     assert isinstance((await late.first).error, AlreadyClosedError)
     assert not fleet[A].requests
+    await channels.close()
+
+
+@virtual_time
+async def test_who_was_refused_is_heard_again_soon_after_it_has_something_better_to_show() -> None:
+    """Else a replaced token would wait out the time that is kept from a proxy which is down."""
+    fleet = MemoryProxies(A)
+    good_from_s = 60.0
+    loop = asyncio.get_running_loop()
+
+    async def connect(address: str, on_closed: Callable[[], None]) -> ProxyChannel:
+        if loop.time() - began < good_from_s:
+            raise NotAuthenticatedError("the token has expired")
+        return await fleet.connect(address, on_closed)
+
+    began = loop.time()
+    channels = Channels(connect)
+    answers: list[object] = []
+    while loop.time() - began < good_from_s + rooms.REFUSED_BACKOFF_MAX_S:
+        heard = Heard()
+        channels.submit(A, CREATE, heard)
+        answers.append(await heard.first)
+        await asyncio.sleep(0.05)
+    refusals = [one for one in answers if isinstance(one, ChannelFailure)]
+    assert all(isinstance(one.error, NotAuthenticatedError) for one in refusals)
+    assert isinstance(answers[-1], Done)
     await channels.close()

@@ -105,7 +105,7 @@ class SecuredTier:
     @asynccontextmanager
     async def client(self, **settings: object) -> AsyncIterator[AsyncClient]:
         read_from = self.reader.location.rpartition(";")[2]
-        given = {"security": "on", "requestTimeoutMs": 20_000, **settings}
+        given = {"security": "on", "requestTimeoutMs": 120_000, **settings}
         client = await AsyncClient.connect(",".join(self.addresses), given, read_from=read_from)  # type: ignore[arg-type]
         try:
             yield client
@@ -143,7 +143,7 @@ async def written_and_read(client: AsyncClient, stream: str, count: int) -> list
         await client.write(stream, b"%d" % number)
     await client.heartbeat(stream, to_readers=True)
     async with client.reader(stream, "earliest") as reader:
-        return [(await asyncio.wait_for(reader.read_next(), 30)).payload for _ in range(count)]
+        return [(await asyncio.wait_for(reader.read_next(), 60)).payload for _ in range(count)]
 
 
 async def test_a_certificate_and_a_token_do_the_same_work(tier: SecuredTier, tmp_path: Path) -> None:
@@ -189,14 +189,14 @@ async def test_clients_that_prove_nothing_good_hear_why(tier: SecuredTier, tmp_p
     await tier.start(proves=True)
     foreign = MintedAuthority("Another authority")
     stranger = write_folder(tmp_path / "stranger", foreign.issue("operator", roles=["operator"]), tier.authority.pem)
-    async with tier.client(securityDirectory=str(stranger), requestTimeoutMs=60_000) as client:
+    async with tier.client(securityDirectory=str(stranger), requestTimeoutMs=120_000) as client:
         with pytest.raises(NotAuthenticatedError, match="refused"):
             await client.create("orders")
     believer = write_folder(tmp_path / "believer", tier.authority.issue("operator"), foreign.pem)
-    async with tier.client(securityDirectory=str(believer), requestTimeoutMs=60_000) as client:
+    async with tier.client(securityDirectory=str(believer), requestTimeoutMs=120_000) as client:
         with pytest.raises(NotAuthenticatedError, match="certificate is refused"):
             await client.create("orders")
-    async with await AsyncClient.connect(",".join(tier.addresses), {"requestTimeoutMs": 60_000}) as client:
+    async with await AsyncClient.connect(",".join(tier.addresses), {"requestTimeoutMs": 120_000}) as client:
         with pytest.raises(NotAuthenticatedError, match="the other end speaks TLS"):
             await client.write("orders", b"nothing of it was done")
 
@@ -246,7 +246,7 @@ async def test_no_write_fails_while_certificates_and_tokens_are_renewed(
             stream = f"stream-{number}"
             await client.heartbeat(stream, to_readers=True)
             async with client.reader(stream, "earliest") as reader:
-                read = [(await asyncio.wait_for(reader.read_next(), 30)).payload for _ in range(counts[number])]
+                read = [(await asyncio.wait_for(reader.read_next(), 60)).payload for _ in range(counts[number])]
             assert read == [b"%d" % one for one in range(counts[number])]
 
 
@@ -257,14 +257,14 @@ async def test_a_revoked_client_is_sent_away_while_others_work_on(tier: SecuredT
     lost = write_folder(tier.folder / "lost", pair, tier.authority.pem)
     other = tier.issue("operator", "operator")
     async with (
-        tier.client(securityDirectory=str(lost), requestTimeoutMs=60_000) as one,
+        tier.client(securityDirectory=str(lost), requestTimeoutMs=120_000) as one,
         tier.client(securityDirectory=str(other)) as two,
     ):
         await one.write("orders", b"one")
         await two.write("orders", b"two")
         replace_file(tier.folder / "proxy" / "revoked.pem", tier.authority.revoke(pair))
         with pytest.raises(NotAuthenticatedError, match="refused"):
-            await asyncio.wait_for(_written_for_ever(one), 30)
+            await asyncio.wait_for(_written_for_ever(one), 60)
         await two.write("orders", b"four")
 
 
@@ -275,7 +275,7 @@ async def _written_for_ever(client: AsyncClient) -> None:
 
 async def test_plain_clients_work_on_in_the_middle_of_a_change(tier: SecuredTier) -> None:
     await tier.start("optional")
-    async with await AsyncClient.connect(",".join(tier.addresses)) as plain:
+    async with await AsyncClient.connect(",".join(tier.addresses), {"requestTimeoutMs": 120_000}) as plain:
         await plain.write("orders", b"one")
         async with tier.client(securityDirectory=str(tier.issue("operator", "operator"))) as secured:
             await secured.write("orders", b"two")

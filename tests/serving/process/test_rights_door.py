@@ -214,7 +214,8 @@ def test_an_operation_without_verbs_is_refused() -> None:
 
 
 def test_a_refusal_is_final_to_clients_and_names_no_rule() -> None:
-    answer = Entrance("deny * write ord*", "allow user:bob write orders").ask(REQUESTS[WriteRecords])
+    entrance = Entrance("deny * write ord*", "allow user:bob write orders")
+    answer = entrance.ask(REQUESTS[WriteRecords], Principal("alice", Scheme.TLS, roles=frozenset({"b", "a c"})))
     assert isinstance(answer, Refusal)
     assert (answer.code, answer.applied) == (StatusCode.REQUEST_DENIED, Applied.WRONG)
     assert rule_of(answer, fail_fast=False) is AnswerRule.FAIL
@@ -222,7 +223,8 @@ def test_a_refusal_is_final_to_clients_and_names_no_rule() -> None:
     assert isinstance(error, RequestDeniedError)
     assert str(error) == (
         "alice may not write this log; nothing was done [log orders]. "
-        "Ask an operator for it; dlspark acl check alice write orders says which rule decides"
+        "Ask an operator for it; dlspark acl check alice write orders --role 'a c' --role b says which rule decides. "
+        "A token may be restricted to less than that"
     )
 
 

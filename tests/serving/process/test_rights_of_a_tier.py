@@ -83,7 +83,7 @@ class SecuredTier:
         where = ",".join(str(one.member.endpoint) for one in self.writers)
         client = await AsyncClient.connect(
             where,
-            {"security": "on", "securityDirectory": self.identity(name, *roles)},
+            {"security": "on", "securityDirectory": self.identity(name, *roles), "requestTimeoutMs": 120_000},
             read_from=str(self.reader.member.endpoint),
         )
         self.ending.push_async_callback(client.close)

@@ -95,7 +95,8 @@ class SecuredDoor:
 
     async def client(self, name: str, *roles: str) -> FramesClient:
         credentials = ClientCredentials(self.identity(name, *roles))
-        client = await FramesClient.connect(self.network, f"127.0.0.1:{self.port}", credentials=credentials)
+        address = f"127.0.0.1:{self.port}"
+        client = await FramesClient.connect(self.network, address, timeout_ms=60_000, credentials=credentials)
         self.ending.push_async_callback(client.close)
         return client
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from joserfc.jwk import ECKey, OctKey, RSAKey
+from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 from joserfc.jws import JWSRegistry, serialize_compact
 
 from dlspark.errors import SettingsError
@@ -94,6 +94,22 @@ def _world(shared: World) -> World:
     shared.revoked.write_text("")
     shared.verifier = shared.made(shared.settings)
     return shared
+
+
+def test_a_key_of_ed25519_takes_the_older_name_of_its_algorithm_too(world: World) -> None:
+    """Most issuers still write EdDSA, into keys and tokens; it is no other algorithm, and no other key takes it."""
+    key, ed_keys = OKPKey.generate_key("Ed25519", {"kid": "ed"}), world.keys.with_name("ed.json")
+    for said in (None, "EdDSA", "Ed25519"):
+        shown = {**key.as_dict(private=False), **({} if said is None else {"alg": said})}
+        ed_keys.write_text(json.dumps({"keys": [shown, world.ec.as_dict(private=False)]}))
+        verifier = world.made(replace(world.settings, token_keys=str(ed_keys)))
+        for algorithm in ("Ed25519", "EdDSA"):
+            token = signed({"alg": algorithm, "kid": "ed"}, GOOD, key, "Ed25519")
+            assert verifier.verify(token).principal.name == "alice"
+        with pytest.raises(NotAuthenticatedError, match="its key is not used with the algorithm"):
+            verifier.verify(signed({"alg": "EdDSA", "kid": "ec"}, GOOD, world.ec, "ES256"))
+        with pytest.raises(NotAuthenticatedError, match="signature"):
+            verifier.verify(signed({"alg": "EdDSA", "kid": "ed"}, GOOD, OKPKey.generate_key("Ed25519"), "Ed25519"))
 
 
 def test_a_good_token_proves_a_principal_with_roles_until_it_ends(world: World) -> None:

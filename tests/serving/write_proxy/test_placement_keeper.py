@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterable, Mapping
 
 import pytest
@@ -10,7 +11,7 @@ from helpers.virtual_time import virtual_time
 from helpers.waiting import until
 
 from dlspark.core.metrics.cells import Timing
-from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember, proxy_member
+from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember, paged_member, proxy_member
 from dlspark.serving.write_proxy.tier.placement import (
     REFRESH_S,
     EqualLoads,
@@ -119,7 +120,8 @@ async def test_loads_are_what_owners_say_and_what_they_said_last() -> None:
         ProxyEndpoint("127.0.0.1", 21): {"s3": 500, "s2": 900},
     }
 
-    async def fetch(endpoint: ProxyEndpoint) -> Mapping[str, int]:
+    async def fetch(endpoint: ProxyEndpoint, tls: ssl.SSLContext | None) -> Mapping[str, int]:
+        assert tls is None
         answer = said[endpoint]
         if isinstance(answer, Exception):
             raise answer
@@ -137,6 +139,26 @@ async def test_loads_are_what_owners_say_and_what_they_said_last() -> None:
     members.remove(B)
     await loads.refresh()
     assert [loads.load_of(one) for one in ("s1", "s2", "s3")] == [1000, 10, 1]
+
+
+@virtual_time
+async def test_pages_under_tls_are_asked_under_tls_alone() -> None:
+    secured, context = ProxyEndpoint("10.0.0.9", 9000), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    asked: list[tuple[ProxyEndpoint, ssl.SSLContext | None]] = []
+
+    async def fetch(endpoint: ProxyEndpoint, tls: ssl.SSLContext | None) -> Mapping[str, int]:
+        asked.append((endpoint, tls))
+        return {str(endpoint): 7}
+
+    members = [A, paged_member(proxy_member(ProxyEndpoint("10.0.0.9", 8000), 3), secured)]
+    shown: list[ssl.SSLContext | None] = [None]
+    loads = MeasuredLoads(lambda: members, fetch, lambda: shown[0])
+    await loads.refresh()
+    assert asked == [(A.stats, None)], "who has nothing to show does not ask, and never in plain"
+    shown[0] = context
+    await loads.refresh()
+    assert asked[1:] == [(A.stats, None), (secured, context)]
+    assert loads.load_of("10.0.0.9:9000") == 7
 
 
 def test_a_page_of_streams_is_read_and_what_is_none_is_refused() -> None:

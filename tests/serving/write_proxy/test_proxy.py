@@ -162,6 +162,15 @@ async def test_a_proxy_is_found_where_it_listens_and_writes() -> None:
 
 
 @virtual_time
+async def test_an_audit_trail_without_security_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with tiers() as tier:
+        await tier.add()
+        assert "auditLog is set" not in caplog.text
+        await tier.add(auditLog=str(tmp_path / "audit.log"))
+        assert "auditLog is set, and security is off" in caplog.text
+
+
+@virtual_time
 async def test_proxies_with_one_number_warn_of_each_other_once(caplog: pytest.LogCaptureFixture) -> None:
     async with tiers() as tier:
         first, other = await tier.add(server_shard=0), await tier.add(server_shard=1)

@@ -18,9 +18,11 @@ from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sink_marks import MAX_HISTORY, LogMark, SinkState
 from metadata.distributedlog.sinks import SinkStore
+from metadata.security.settings import SecuritySettings
 from metadata.store import Create, Delete, Op
 from metadata.zookeeper.client import ZooKeeperStore
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.securing import open_session
 
 pytestmark = pytest.mark.processes
 
@@ -30,7 +32,7 @@ LONG_NAME = "a-log-with-a-rather-long-name/and-a-folder"
 
 @pytest.fixture
 async def store(zookeeper: EmbeddedZooKeeper) -> AsyncIterator[ZooKeeperStore]:
-    store = await ZooKeeperStore.connect(zookeeper.address)
+    store = await open_session(zookeeper.address, SecuritySettings())
     yield store
     await store.close()
 

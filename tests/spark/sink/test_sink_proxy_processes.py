@@ -103,8 +103,10 @@ def test_an_appending_process_killed_anywhere_leaves_one_copy_in_the_proxys_log(
 
 
 @BOTH
+@pytest.mark.identity("operator")
 def test_ways_that_take_turns_leave_one_copy(tier: Sandbox, tmp_path: Path, spawn: Spawner) -> None:
-    """Each driver dies behind a batch, the next one takes another way: the proxy gives the log up where it must."""
+    """Each driver dies behind a batch, the next one takes another way: the proxy gives the log up where it must, to
+    who may administer it (docs/security/rights.md)."""
     plan = plan_of(tier, tmp_path, "turns")
     for number in range(plan.batches - 1):
         mode, proxy = WAYS[number % len(WAYS)]

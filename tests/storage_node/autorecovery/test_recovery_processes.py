@@ -26,7 +26,8 @@ from metadata.bookkeeper.ledger_metadata import DigestType
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.pacing import for_each
-from metadata.zookeeper.client import ZooKeeperStore
+from metadata.security.settings import SecuritySettings
+from metadata.zookeeper.securing import open_session
 from storage_node.client.client import LedgerClient
 from storage_node.protocol.striping import write_set
 
@@ -46,7 +47,7 @@ def recovering_sandbox(tmp_path: Path) -> Iterator[Sandbox]:
 
 @asynccontextmanager
 async def client_of(recovering_sandbox: Sandbox) -> AsyncIterator[tuple[LedgerClient, LedgerStore]]:
-    store = await ZooKeeperStore.connect(recovering_sandbox.zookeeper_address)
+    store = await open_session(recovering_sandbox.zookeeper_address, SecuritySettings())
     ledgers = LedgerStore(store)
     client = LedgerClient(ledgers, BookieRegistry(store), rng=random.Random(3))
     try:

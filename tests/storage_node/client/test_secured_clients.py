@@ -78,7 +78,7 @@ async def test_entries_are_written_read_in_batches_and_waited_for(world: World) 
     client = world.nodes.client()
     writer = await client.create(**a_ledger())
     reader = await world.nodes.client().open(writer.ledger_id, recover=False)
-    waiting = asyncio.ensure_future(reader.poll(0, 5_000))
+    waiting = asyncio.ensure_future(reader.poll(0, 60_000))
     bodies = [b"%d" % number * 2000 for number in range(300)]
     await asyncio.gather(*(writer.add(body) for body in bodies[:299]))
     await writer.add(bodies[299])  # with it travels that the others are confirmed
@@ -184,7 +184,9 @@ async def test_a_writer_whose_certificate_is_revoked_says_so(noticed: bool, worl
     await bookie._watch.look()
     if noticed:
         await until(lambda: all(one._link is None for one in client._use().pool._connections.values()), every_s=0)
-    why = "refuses this side's certificate, which is revoked" if noticed else "its audit trail says why"
+    why = "refuses this side's certificate, which is revoked"
+    if not noticed:  # but the node looks by itself, too: it may have ended the connection before
+        why = f"(its audit trail says why|{why})"
     with pytest.raises(QuorumWriteError, match=f"no replacement for node-0, .*{why}"):
         await writer.add(b"y")
 
@@ -194,7 +196,7 @@ async def test_a_plain_client_is_refused_and_ends_no_ledger_by_it(world: World) 
     writer = await world.nodes.client().create(**a_ledger(), password=b"pw")
     for number in range(5):
         await writer.add(b"%d" % number)
-    with pytest.raises(SecureConnectionError, match="the storage node node-0"):
+    with pytest.raises(SecureConnectionError, match=r"the storage node node-0 .* without TLS.*DLSPARK_SECURITY"):
         await world.ask(OFF)
     plain = world.nodes.client(security=OFF)
     with pytest.raises(LedgerRecoveryError):

@@ -79,7 +79,7 @@ class Served:
     terms: TlsTerms | None = None
 
     async def connect(self, handler: Peer | None = None) -> Link:
-        return await self.network.connect("127.0.0.1", self.port, handler or Peer(), timeout_ms=5000)
+        return await self.network.connect("127.0.0.1", self.port, handler or Peer(), timeout_ms=60_000)
 
 
 @asynccontextmanager
@@ -250,18 +250,37 @@ async def test_a_server_that_is_another_one_gets_no_request(context: Callable[[]
     async with serving(TlsEntrance(lambda: tls)) as served:
         with pytest.raises(SecureConnectionError, match=why):
             await connect_secured(
-                served.network, "127.0.0.1", served.port, Peer(), timeout_ms=5000, context=client_context()
+                served.network, "127.0.0.1", served.port, Peer(), timeout_ms=60_000, context=client_context()
             )
         assert not any(peer.frames for peer in served.peers)
 
 
-async def test_a_plain_server_is_named_as_such() -> None:
+async def test_a_plain_server_is_named_as_such(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as served:
-        with pytest.raises(SecureConnectionError, match=f"127.0.0.1:{served.port} could not be secured: the peer"):
+        said = f"127.0.0.1:{served.port} could not be secured: the peer does not speak TLS.*security=off"
+        with pytest.raises(SecureConnectionError, match=said) as caught:
             await connect_secured(
-                served.network, "127.0.0.1", served.port, Peer(), timeout_ms=5000, context=client_context()
+                served.network, "127.0.0.1", served.port, Peer(), timeout_ms=60_000, context=client_context()
             )
+        assert caught.value.refused, "it is no use to come again"
         assert not any(peer.frames for peer in served.peers)
+        assert "the other end begins TLS, and none is spoken at this port" in caplog.text
+
+
+async def test_a_server_that_ends_without_a_word_is_not_said_to_be_a_plain_one() -> None:
+    """A Java bookie does so where TLS is begun at once; so does any server that stops."""
+    async with serving() as served:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            connecting = asyncio.ensure_future(
+                connect_secured(served.network, "127.0.0.1", port, Peer(), timeout_ms=60_000, context=client_context())
+            )
+            accepted, _ = await asyncio.to_thread(silent.accept)
+            await asyncio.to_thread(accepted.recv, 65_536)
+            accepted.close()
+            with pytest.raises(SecureConnectionError, match="it may not speak TLS at this port") as caught:
+                await connecting
+        assert not caught.value.refused
 
 
 async def test_plain_frames_on_a_secured_port_are_never_heard(caplog: pytest.LogCaptureFixture) -> None:
@@ -616,7 +635,7 @@ async def test_a_secured_network_is_what_its_name_says() -> None:
         return Peer(link)
 
     listener = await network.listen("127.0.0.1", 0, accept)
-    link = await network.connect("127.0.0.1", listener.port, Peer(), timeout_ms=5000)
+    link = await network.connect("127.0.0.1", listener.port, Peer(), timeout_ms=60_000)
     await until(lambda: accepted, every_s=0)
     assert securable(link).secured
     assert securable(accepted[0]).secured

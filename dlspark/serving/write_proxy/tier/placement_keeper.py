@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
@@ -42,18 +43,22 @@ _FETCHES_AT_ONCE: Final = 16
 
 StreamNames: TypeAlias = Callable[[], Awaitable[Iterable[str]]]
 """Asks for the names of all streams there are."""
-FetchLoads: TypeAlias = Callable[[ProxyEndpoint], Awaitable[Mapping[str, int]]]
-"""Asks the page at an endpoint what its proxy's streams take. Raises OSError or ValueError."""
+FetchLoads: TypeAlias = Callable[[ProxyEndpoint, "ssl.SSLContext | None"], Awaitable[Mapping[str, int]]]
+"""Asks the page at an endpoint what its proxy's streams take, under TLS by a context. Raises OSError or ValueError."""
 
 
-async def fetch_stream_loads(endpoint: ProxyEndpoint) -> Mapping[str, int]:
+async def fetch_stream_loads(endpoint: ProxyEndpoint, tls: ssl.SSLContext | None = None) -> Mapping[str, int]:
     """Return bytes a second by stream, as the proxy's page has them. Raises OSError or ValueError."""
-    return await asyncio.to_thread(_fetch, endpoint)
+    return await asyncio.to_thread(_fetch, endpoint, tls)
 
 
-def _fetch(endpoint: ProxyEndpoint) -> Mapping[str, int]:
+def _fetch(endpoint: ProxyEndpoint, tls: ssl.SSLContext | None) -> Mapping[str, int]:
     request = urllib.request.Request(f"http://{endpoint}{STREAMS_PATH}")
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if tls is not None:
+        request = urllib.request.Request(f"https://{endpoint}{STREAMS_PATH}")
+        handlers.append(urllib.request.HTTPSHandler(context=tls))
+    opener = urllib.request.build_opener(*handlers)
     with opener.open(request, timeout=FETCH_TIMEOUT_S) as answer:
         body = answer.read(MAX_PAGE_BYTES + 1)
     if len(body) > MAX_PAGE_BYTES:
@@ -78,30 +83,44 @@ class MeasuredLoads:
 
     Args:
         fetch: asks a page; over HTTP, unless given.
+        context: returns by what a page under TLS is asked; None: there is nothing to show, and it is not asked.
 
     A proxy without a page, or one that does not answer, counts with its last answer.
     """
 
-    def __init__(self, members: Callable[[], Sequence[ProxyMember]], fetch: FetchLoads = fetch_stream_loads) -> None:
+    def __init__(
+        self,
+        members: Callable[[], Sequence[ProxyMember]],
+        fetch: FetchLoads = fetch_stream_loads,
+        context: Callable[[], ssl.SSLContext | None] = lambda: None,
+    ) -> None:
         self._members = members
         self._fetch = fetch
+        self._context = context
         self._by_proxy: dict[ProxyEndpoint, Mapping[str, int]] = {}
         self._loads: dict[str, int] = {}
 
     async def refresh(self) -> None:
         """See `LoadAppraiser`."""
-        endpoints = [one.stats for one in self._members() if one.stats is not None]
+        tls, members = self._context(), self._members()
+        asked: dict[ProxyEndpoint, ssl.SSLContext | None] = {
+            one.stats: None for one in members if one.stats is not None
+        }
+        if tls is not None:
+            # Never in plain: a page under TLS is not announced as another one.
+            asked |= {one.stats_tls: tls for one in members if one.stats_tls is not None}
         # A proxy that is gone takes its answer with it: its streams are elsewhere by now.
-        self._by_proxy = {one: loads for one, loads in self._by_proxy.items() if one in endpoints}
-        await for_each(endpoints, _FETCHES_AT_ONCE, self._ask)
+        self._by_proxy = {one: loads for one, loads in self._by_proxy.items() if one in asked}
+        await for_each(list(asked.items()), _FETCHES_AT_ONCE, self._ask)
         self._loads = {}
         for loads in self._by_proxy.values():
             for stream, load in loads.items():
                 self._loads[stream] = max(load, self._loads.get(stream, 0))
 
-    async def _ask(self, endpoint: ProxyEndpoint) -> None:
+    async def _ask(self, page: tuple[ProxyEndpoint, ssl.SSLContext | None]) -> None:
+        endpoint, tls = page
         try:
-            self._by_proxy[endpoint] = await self._fetch(endpoint)
+            self._by_proxy[endpoint] = await self._fetch(endpoint, tls)
         except (OSError, ValueError) as error:
             _LOG.info("the loads of %s are not known at present: %s", endpoint, error)
 

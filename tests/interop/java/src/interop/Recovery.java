@@ -17,7 +17,7 @@ final class Recovery {
         });
     }
 
-    /** Starts it under the name 127.0.0.1:"port"; nothing listens there. */
+    /** Starts it under the name 127.0.0.1:"port", with "settings" by the library's own keys; nothing listens there. */
     private Object start(JsonNode line) throws Exception {
         ServerConfiguration conf = new ServerConfiguration();
         conf.setMetadataServiceUri("zk+hierarchical://" + line.get("zk").asText() + line.get("root").asText());
@@ -27,6 +27,8 @@ final class Recovery {
         conf.setBookiePort(line.get("port").asInt());
         conf.setRwRereplicateBackoffMs(200);
         conf.setOpenLedgerRereplicationGracePeriod("1000");
+        line.path("settings").fields().forEachRemaining(
+            setting -> conf.setProperty(setting.getKey(), setting.getValue().asText()));
         AutoRecoveryMain recovery = new AutoRecoveryMain(conf);
         recovery.start();
         return handles.add(recovery);
