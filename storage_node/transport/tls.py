@@ -1,11 +1,12 @@
 """TLS on the socket of a link (`links`): what a plain socket's `recv_into` and `sendmsg` do, records and handshakes.
 
-OpenSSL works on the link's own socket, so that nothing is copied but what is encrypted. A link calls `TlsSocket` at the
+OpenSSL works in memory, and is given about a record at a time: on the socket itself it would go on with a flood of
+records that hold no data (changes of keys), and keep the loop, for as long as any come. A link calls `TlsSocket` at the
 very places where it calls its socket otherwise; the differences are kept here:
 
     readiness   says nothing of a record's rest that OpenSSL has decrypted already: `has_more` does
     reading     may have to write (an answer to a change of keys): `stalled` says so
-    writing     that was cut short wants the very same bytes again: they are kept until they have left
+    writing     what is encrypted has to leave as it is: it is kept until the socket has taken it
     the end     is a message of its own; a stream that ends without it was cut, perhaps by an attacker
 
 A handshake is bounded in time and in bytes, and is taken step by step in turns (`turns`), as everything is.
@@ -32,6 +33,13 @@ RECORD_BYTES = 16 * 1024
 """Most bytes of a record, which is also what OpenSSL takes at a time."""
 RECORDS_AT_ONCE = 128
 """Records that are read at a time: a peer may put a single byte into each."""
+FEED_BYTES = RECORD_BYTES + 22
+"""What OpenSSL is given at a time, about a record: it goes on with records that hold no data for as long as it has any.
+A change of keys takes 27 bytes, and more time than 16 KiB of data."""
+MAX_SILENT_BYTES = 2 * RECORD_BYTES
+"""Bytes that may come without data. A peer changes its keys once in millions of records, not all the time."""
+BESIDE_DATA_BYTES = 256
+"""What each record of data may have beside it: its head, its end, and some padding."""
 HANDSHAKE_S = 10.0
 MAX_HANDSHAKE_BYTES = 64 * 1024
 """Bytes that a peer may send in a handshake: chains of certificates take some thousands."""
@@ -61,22 +69,41 @@ class TlsEntrance:
 class TlsSocket:
     """How does a link read and write under TLS? As by a socket."""
 
-    __slots__ = ("_begun", "_ended", "_failed", "_plain", "_terms", "_tls", "received", "stalled")
+    __slots__ = (
+        "_begun",
+        "_ended",
+        "_failed",
+        "_incoming",
+        "_leaving",
+        "_outgoing",
+        "_plain",
+        "_silent",
+        "_sock",
+        "_terms",
+        "_tls",
+        "received",
+        "stalled",
+    )
 
     def __init__(self, sock: socket.socket, terms: TlsTerms) -> None:
         """Take the socket over; nothing is sent yet. Raises OSError, and ValueError for a host that is none."""
         # Renegotiation of old versions: an attacker's first bytes may be taken for the client's (CVE-2009-3555).
         terms.context.options |= ssl.OP_NO_RENEGOTIATION
         self._terms = terms
-        self._tls = terms.context.wrap_socket(
-            sock,
+        self._sock = sock
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = terms.context.wrap_bio(
+            self._incoming,
+            self._outgoing,
             server_side=terms.server_side,
-            do_handshake_on_connect=False,
-            suppress_ragged_eofs=False,  # else a stream that was cut off would look like one that ended
             server_hostname=None if terms.server_side else terms.host,
         )
-        self._begun = b""
-        """Bytes that OpenSSL has encrypted and not sent: it wants the same ones again."""
+        self._leaving = memoryview(b"")
+        """Bytes that OpenSSL has encrypted and the socket has not taken; those in `_outgoing` come behind them."""
+        self._begun = 0
+        """Bytes of what `sendmsg` was given that are among them, and that it has not said to be taken yet."""
+        self._silent = 0
+        """Bytes that came without data in them, but for what each record may have beside it."""
         self._ended = False
         self._failed: TlsError | None = None
         self._plain: bytearray | None = None if terms.plain_behind is None else bytearray()
@@ -89,7 +116,7 @@ class TlsSocket:
     @property
     def socket(self) -> socket.socket:
         """The socket, for its descriptor and its end."""
-        return self._tls
+        return self._sock
 
     @property
     def certificate(self) -> bytes | None:
@@ -101,7 +128,7 @@ class TlsSocket:
     @property
     def has_more(self) -> bool:
         """There is something to be read, though the socket may never become readable."""
-        return self._ended or self._failed is not None or self._tls.pending() > 0
+        return self._ended or self._failed is not None or self._tls.pending() > 0 or self._incoming.pending > 0
 
     def shake(self) -> bool | None:
         """Go on with the handshake. True: it is done; None: wait until the socket is readable; False: writable.
@@ -110,32 +137,74 @@ class TlsSocket:
         """
         if self._plain is not None and not self._take_plain(self._plain):
             return None
-        waiting = waiting_bytes(self._tls)
         try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            outcome: bool | None = None
-        except ssl.SSLWantWriteError:
-            outcome = False
+            while True:
+                try:
+                    self._tls.do_handshake()
+                except ssl.SSLWantReadError:
+                    done = False
+                else:
+                    done = True
+                if not self._flush():
+                    return False
+                if done:
+                    return True
+                if self.received > MAX_HANDSHAKE_BYTES:
+                    raise TlsError(f"the peer's handshake has more than {MAX_HANDSHAKE_BYTES} bytes")
+                fed = self._feed()
+                if fed is None:
+                    return None
+                self.received += fed
         except (OSError, ValueError) as error:
+            self._try_to_flush()  # the alert, which tells the peer what is wrong
             if self._terms.server_side and getattr(error, "reason", None) in _PLAIN:
                 self._answer_plain()
             if not self._terms.server_side and isinstance(error, ssl.SSLEOFError | ConnectionResetError):
                 raise TlsError(_ENDED_WITHOUT_A_WORD) from error
             raise tls_error(error) from error
+
+    def _feed(self) -> int | None:
+        """Give OpenSSL what has come, no more than FEED_BYTES. Returns how many bytes; None: there are none.
+
+        Raises OSError.
+        """
+        try:
+            piece = self._sock.recv(FEED_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return None
+        if piece:
+            self._incoming.write(piece)
         else:
-            outcome = True
-        self.received += max(waiting - waiting_bytes(self._tls), 0)
-        if self.received > MAX_HANDSHAKE_BYTES:
-            raise TlsError(f"the peer's handshake has more than {MAX_HANDSHAKE_BYTES} bytes")
-        return outcome
+            self._incoming.write_eof()
+        return len(piece)
+
+    def _flush(self) -> bool:
+        """Send what OpenSSL has encrypted. Returns whether all of it has left. Raises OSError."""
+        while True:
+            if not self._leaving:
+                if not self._outgoing.pending:
+                    return True
+                self._leaving = memoryview(self._outgoing.read())
+            try:
+                self._leaving = self._leaving[self._sock.send(self._leaving) :]
+            except (BlockingIOError, InterruptedError):
+                return False
+
+    def _try_to_flush(self) -> None:
+        try:
+            self._flush()
+        except OSError:
+            pass  # the peer has gone: nobody is there to be told
 
     def _answer_plain(self) -> None:
         """Tell a peer that began in plain what is spoken here: our own clients know the alert, and others' at least end
         their wait."""
         try:
-            socket.socket.recv(self._tls, MAX_HANDSHAKE_BYTES)  # else the end would be a reset, which may overtake it
-            socket.socket.send(self._tls, NO_PLAIN_ALERT)
+            self._sock.recv(MAX_HANDSHAKE_BYTES)  # else the end would be a reset, which may overtake it
+        except OSError:
+            pass  # all of it was read
+        try:
+            self._sock.send(NO_PLAIN_ALERT)
         except OSError:
             pass  # it has gone, or does not read
 
@@ -144,10 +213,7 @@ class TlsSocket:
 
         Raises TlsError for what may not be there: else it would be taken for what came under TLS (CVE-2011-0411).
         """
-
-        def receive(size: int, flags: int = 0) -> bytes:
-            return socket.socket.recv(self._tls, size, flags)  # below TLS
-
+        receive = self._sock.recv
         frame = self._terms.plain_behind
         try:
             if not plain and receive(1, socket.MSG_PEEK) in (b"", bytes((FIRST_BYTE_OF_TLS,))):
@@ -175,62 +241,77 @@ class TlsSocket:
 
         Raises BlockingIOError where nothing is there (see `stalled`), TlsError where the stream is broken.
         """
-        total, size = 0, len(view)
         if self._failed is not None:
             raise self._failed
+        self._try_to_flush()  # what OpenSSL answers to a change of keys: it may not have left the last time
+        if self._outgoing.pending > FEED_BYTES:  # whoever takes no answers is not heard: they would take our memory
+            self.stalled = True
+            raise BlockingIOError
+        total, size, fed, drained = 0, len(view), 0, False
         try:
-            for _ in range(RECORDS_AT_ONCE):
-                received = self._tls.recv_into(view[total:])
+            for _ in range(2 * RECORDS_AT_ONCE):
+                if not (self._incoming.pending or self._tls.pending()):
+                    # Less than was asked for was all there was: what comes later makes the socket readable.
+                    piece = None if drained or fed - total > MAX_SILENT_BYTES else self._feed()
+                    if piece is None:
+                        break
+                    drained = piece < FEED_BYTES
+                    fed += piece
+                    self._silent += piece
+                try:
+                    received: int = self._tls.read(size - total, view[total:])  # type: ignore[assignment]
+                except ssl.SSLWantReadError:
+                    if self._silent > MAX_SILENT_BYTES:
+                        raise TlsError("the peer sends records without data, and no end of them") from None
+                    continue
                 total += received
+                self._silent = max(self._silent - received - BESIDE_DATA_BYTES, 0)
                 self._ended = not received
                 if not received or total == size:
                     break
-                # Behind less than a full record there is mostly nothing: to ask costs less than the error that says so.
-                # What comes later makes the socket readable.
-                if received < RECORD_BYTES and not (self._tls.pending() or waiting_bytes(self._tls)):
-                    break
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLWantWriteError:
-            self.stalled = True
-        except (OSError, ValueError) as error:
-            self._failed = tls_error(error)
+        except (OSError, ValueError, TlsError) as error:
+            self._failed = error if isinstance(error, TlsError) else tls_error(error)
+            self._try_to_flush()  # the alert, which tells the peer what is wrong
             if not total:
                 raise self._failed from error
+        if self._outgoing.pending:
+            self._try_to_flush()  # nothing else may follow that would take it along
         if not (total or self._ended):
             raise BlockingIOError
         return total
 
     def sendmsg(self, pieces: Sequence[Buffer]) -> int:
         """Send from the front of `pieces`; returns how many bytes were taken. Raises BlockingIOError, TlsError."""
+        sent = 0
         try:
+            if not self._flush():
+                raise BlockingIOError
             if self._begun:
-                sent = self._tls.send(self._begun)
-                self._begun = b""
+                sent, self._begun = self._begun, 0
                 return sent
-            sent = 0
             for record in _records(pieces):
-                try:
-                    sent += self._tls.send(record)
-                except ssl.SSLWantWriteError:
-                    self._begun = bytes(record)
-                    if sent:
-                        break
-                    raise
-        except ssl.SSLWantWriteError:
-            raise BlockingIOError from None
+                self._tls.write(record)
+                if not self._flush():
+                    self._begun = len(record)
+                    break
+                sent += len(record)
+        except BlockingIOError:
+            raise
         except ssl.SSLWantReadError:
             # Only a renegotiation has to read before it can write.
             raise TlsError("the peer asks for another handshake, which is refused") from None
         except (OSError, ValueError) as error:
             raise self._said(error) from error
+        if not sent and self._begun:
+            raise BlockingIOError
         return sent
 
     def _said(self, error: Exception) -> TlsError:
         """Return why the peer went, where it said so before it did: nothing can be sent to it, and that may be read."""
         try:
-            self._tls.recv(1)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, ssl.SSLEOFError):
+            self._feed()
+            self._tls.read(1)
+        except (ssl.SSLWantReadError, ssl.SSLEOFError):
             pass
         except ssl.SSLError as alert:
             return tls_error(alert)
@@ -244,6 +325,7 @@ class TlsSocket:
             self._tls.unwrap()
         except (OSError, ValueError):
             pass  # it waits for the peer's own end, which is not waited for here; or the connection is gone
+        self._try_to_flush()
 
 
 def _records(pieces: Sequence[Buffer]) -> Iterator[Buffer]:
