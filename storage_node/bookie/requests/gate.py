@@ -106,7 +106,7 @@ class SecurityGate:
         self._starting: StartTlsRequest | None = None
         """START_TLS that is answered when all that came with it has been heard."""
         self._early: AuthRequest | None = None
-        """The empty AUTH that came in plain behind it."""
+        """The empty AUTH that came in plain behind it, or before it."""
 
     # ------------------------------------------------------------------------------------ FrameHandler
 
@@ -131,6 +131,9 @@ class SecurityGate:
             self._refuse(request, self._refused)
         elif isinstance(request, StartTlsRequest):
             self._start_tls(request)
+        elif self._comes_before_tls(request):
+            # Java sends both from two threads: mostly behind START_TLS, on a busy machine before it.
+            self._dialect = VERSION_THREE  # START_TLS is of version 3, whatever this was
         elif self._security.mode is SecurityMode.ON and not self._under_tls:
             self._refuse(request, "the connection is not secured")
         elif isinstance(request, AuthRequest):
@@ -186,6 +189,16 @@ class SecurityGate:
             request = self._decode(memoryview(frame))
         except ProtocolError:
             return False
+        return self._keep_early(request)
+
+    def _comes_before_tls(self, request: Heard) -> bool:
+        """Keep the same message where TLS is demanded and START_TLS has not come yet. Returns whether it is that.
+
+        Who never sends START_TLS gets no answer to it, and is cut when newcomers' time is over.
+        """
+        return self._security.mode is SecurityMode.ON and not self._under_tls and self._keep_early(request)
+
+    def _keep_early(self, request: Heard) -> bool:
         if self._early is not None or not isinstance(request, AuthRequest) or request.payload:
             return False
         if request.plugin not in self._security.authenticators:

@@ -493,6 +493,32 @@ async def test_the_empty_auth_that_java_sends_behind_start_tls_is_answered_under
     assert await client.add(entry(1, 0)) is Status.EOK
 
 
+@pytest.mark.parametrize("version", [3, 2])
+async def test_the_empty_auth_that_overtakes_java_s_start_tls_is_answered_under_tls(
+    version: int, cluster: BookieCluster, secured: Secured
+) -> None:
+    """Two threads of Java's send the two: on a busy machine AUTH comes first."""
+    book = GuestBook()
+    bookie = await secured.start(authenticators={"guest": book})
+    client = await cluster.connect(bookie)
+    assert client.link is not None
+    early = encode_auth_request(1, "guest", b"") if version == 3 else v2.encode_auth("guest", b"")
+    client._txn = 1
+    answered = client._ask(early) if version == 3 else None
+    if answered is None:
+        client.link.send(early)
+    client._txn = 2
+    started = client._ask(encode_start_tls_request(2))
+    assert (await started).status is Status.EOK
+    assert not book.facts, "nothing is begun in plain"
+    await secure(client.link, TlsTerms(secured.context(), "127.0.0.1"))
+    if answered is not None:
+        assert cast(AuthResponse, await answered).payload == b"welcome"
+        assert await client.add(entry(1, 0)) is Status.EOK
+    await until(lambda: book.facts, every_s=0)
+    assert book.facts[0].secured
+
+
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("kind", ["a payload", "another plugin", "two", "a read", "long", "noise"])
 async def test_whatever_else_comes_behind_start_tls_is_cut(
