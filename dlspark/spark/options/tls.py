@@ -29,11 +29,11 @@ SETTINGS: Final[Mapping[str, str]] = {
     DIRECTORY: "securitydirectory",
     "tls.keyStore": "bkc.tlskeystore",
     "tls.keyStoreType": "bkc.tlskeystoretype",
-    "tls.keyStorePassword": "bkc.tlskeystorepasswordpath",
+    "tls.keyStorePassword": "bkc.tlskeystorepasswordpath",  # pragma: allowlist secret
     "tls.certificate": "bkc.tlscertificatepath",
     "tls.trustStore": "bkc.tlstruststore",
     "tls.trustStoreType": "bkc.tlstruststoretype",
-    "tls.trustStorePassword": "bkc.tlstruststorepasswordpath",
+    "tls.trustStorePassword": "bkc.tlstruststorepasswordpath",  # pragma: allowlist secret
     "tls.revocationLists": "bkc.tlsrevocationlistspath",
 }
 """The setting that each option is, as `Options.passed_on` has its key."""

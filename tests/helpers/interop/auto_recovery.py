@@ -129,7 +129,8 @@ async def ledgers_of_both(
     while "theirs" not in found:
         ledger = await java_creates(ask, ack_quorum=3)
         for index, size in enumerate(SIZES):
-            await ask("ledger.write", handle=ledger["handle"], first=index, count=1, size=size)
+            added = await ask("ledger.write", handle=ledger["handle"], first=index, count=1, size=size)
+            assert not added["failed"], added
         await ask("ledger.close", handle=ledger["handle"])
         if node in (await ask("ledger.metadata", ledger=ledger["ledger"]))["ensembles"]["0"]:
             found["theirs"] = ledger["ledger"]
