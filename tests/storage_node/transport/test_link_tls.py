@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import trustme
-from helpers.security.records import ALERT, HANDSHAKE, RecordsPeer
 from helpers.security.secured_network import (
     SecuredNetwork,
     authority,
@@ -543,59 +542,6 @@ async def test_a_peer_may_change_its_keys_and_ask_for_ours(tmp_path: Path) -> No
             await until(lambda n=number: len(served.peers[0].frames) == n + 1)  # type: ignore[misc]
         assert served.peers[0].frames == [b"after 0\n", b"after 1\n", b"after 2\n"]
         assert b"after 2" in await client.end(), "read under the keys that it asked for"
-
-
-@pytest.mark.parametrize("asks", [False, True], ids=["its keys", "and ours"])
-async def test_a_peer_that_does_nothing_but_change_its_keys_is_cut(asks: bool) -> None:
-    """OpenSSL goes on with such records within one read, for as long as any come: it may be given few at a time."""
-    contexts = server_context(), client_context()
-    async with serving(TlsEntrance(lambda: contexts[0])) as served:
-        peer = await asyncio.to_thread(records_peer, served.port, contexts[1])
-        with peer.sock:
-            data = await asyncio.to_thread(peer.key_updates, 10_000, asks=asks)
-            await asyncio.to_thread(peer.send, data + peer.record(framed(b"behind them")))
-            await until(lambda: served.peers and served.peers[0].closed, every_s=0)
-        assert served.peers[0].frames == []
-        assert "records without data" in str(served.peers[0].closed[0])
-
-
-async def test_a_peer_that_changes_its_keys_between_its_frames_is_served() -> None:
-    async with serving(TlsEntrance(server_context)) as served:
-        peer = await asyncio.to_thread(records_peer, served.port, client_context())
-        with peer.sock:
-            frames = [framed(b"frame %d" % number) for number in range(2_000)]
-            data = b"".join(peer.key_update(asks=True) + peer.record(frame) for frame in frames)
-            await asyncio.to_thread(peer.send, data)
-            await until(lambda: served.peers and len(served.peers[0].frames) == len(frames), every_s=0)
-
-
-@pytest.mark.parametrize("kind", ["empty", "alerts", "handshake", "long", "damaged"])
-async def test_records_that_do_not_belong_there_end_the_connection_alone(kind: str) -> None:
-    async with serving(TlsEntrance(server_context)) as served:
-        honest = await served.connect()
-        await secure(honest, terms_of_client())
-        peer = await asyncio.to_thread(records_peer, served.port, client_context())
-        with peer.sock:
-            bad = {
-                "empty": lambda: b"".join(peer.record(b"") for _ in range(100)),
-                "alerts": lambda: b"".join(peer.record(b"\1\x5a", ALERT) for _ in range(100)),
-                "handshake": lambda: peer.record(b"\1\0\0\4abcd", HANDSHAKE),
-                "long": lambda: peer.record(bytes(RECORD_BYTES + 300)),
-                "damaged": lambda: flipped(peer.record(b"x")),
-            }[kind]()
-            await asyncio.to_thread(peer.send, bad + peer.record(framed(b"behind it")))
-            await until(lambda: len(served.peers) == 2 and served.peers[1].closed, every_s=0)
-        assert served.peers[1].frames == []
-        honest.send(framed(b"meanwhile"))
-        await until(lambda: served.peers[0].frames == [b"meanwhile"], every_s=0)
-
-
-def flipped(record: bytes) -> bytes:
-    return record[:-1] + bytes((record[-1] ^ 1,))
-
-
-def records_peer(port: int, context: ssl.SSLContext) -> RecordsPeer:
-    return RecordsPeer(socket.create_connection(("127.0.0.1", port), 60), context)
 
 
 async def test_another_handshake_on_the_same_connection_is_refused(tmp_path: Path) -> None:

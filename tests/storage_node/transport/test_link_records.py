@@ -1,0 +1,122 @@
+"""What a link makes of records that no library sends: those who do not belong there end their own connection, soon."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from helpers.security.records import ALERT, HANDSHAKE, RecordsPeer
+from helpers.security.secured_network import SecuredNetwork, client_context, server_context
+from helpers.waiting import until
+
+from storage_node.edge import Link
+from storage_node.transport.tls import MAX_SILENT_BYTES, RECORD_BYTES
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.closed: list[Exception | None] = []
+
+    def frame_received(self, frame: memoryview) -> None:
+        self.frames.append(bytes(frame))
+
+    def batch_done(self) -> None: ...
+
+    def link_closed(self, error: Exception | None) -> None:
+        self.closed.append(error)
+
+
+class Served(SecuredNetwork):
+    """A listener, and what was heard of those that came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[Heard] = []
+        self.port = 0
+
+    def accept(self, _: Link) -> Heard:
+        self.heard.append(Heard())
+        return self.heard[-1]
+
+    async def peer(self) -> RecordsPeer:
+        server_context()  # made here: two threads would make an authority each
+        context = client_context()
+
+        def dial() -> RecordsPeer:
+            return RecordsPeer(socket.create_connection(("127.0.0.1", self.port), 60), context)
+
+        return await asyncio.to_thread(dial)
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Served]:
+    served = Served()
+    listener = await served.listen("127.0.0.1", 0, served.accept)
+    served.port = listener.port
+    try:
+        yield served
+    finally:
+        await listener.close()
+
+
+def framed(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["its keys", "and ours"])
+async def test_a_peer_that_does_nothing_but_change_its_keys_is_cut(asks: bool) -> None:
+    """OpenSSL goes on with such records within one read, for as long as any come: it may be given few at a time."""
+    async with serving() as served:
+        peer = await served.peer()
+        with peer.sock:
+            data = await asyncio.to_thread(peer.key_updates, 3 * MAX_SILENT_BYTES // 27, asks=asks)
+            await asyncio.to_thread(peer.send, data + peer.record(framed(b"behind them")))
+            await until(lambda: served.heard and served.heard[0].closed, every_s=0)
+        assert served.heard[0].frames == []
+        assert "records without data" in str(served.heard[0].closed[0])
+
+
+async def test_a_peer_that_changes_its_keys_between_its_frames_is_served() -> None:
+    async with serving() as served:
+        peer = await served.peer()
+        with peer.sock:
+            frames = [b"frame %d" % number for number in range(2 * MAX_SILENT_BYTES // 27)]
+            data = b"".join(peer.key_update(asks=True) + peer.record(framed(frame)) for frame in frames)
+            await asyncio.to_thread(peer.send, data)
+            await until(lambda: served.heard and len(served.heard[0].frames) == len(frames), every_s=0)
+        await until(lambda: served.heard[0].closed, every_s=0)
+        assert served.heard[0].frames == frames
+
+
+@pytest.mark.parametrize("kind", ["empty", "alerts", "handshake", "long", "damaged"])
+async def test_records_that_do_not_belong_there_end_their_connection_alone(kind: str) -> None:
+    async with serving() as served:
+        honest = await served.connect("127.0.0.1", served.port, Heard(), timeout_ms=60_000)
+        peer = await served.peer()
+        with peer.sock:
+            bad = bad_records(peer, kind)
+            await asyncio.to_thread(peer.send, bad + peer.record(framed(b"behind it")))
+            await until(lambda: len(served.heard) == 2 and served.heard[1].closed, every_s=0)
+        assert served.heard[1].frames == []
+        honest.send(framed(b"meanwhile"))
+        await until(lambda: served.heard[0].frames == [b"meanwhile"], every_s=0)
+        honest.close()
+        await until(lambda: served.heard[0].closed, every_s=0)
+
+
+def bad_records(peer: RecordsPeer, kind: str) -> bytes:
+    if kind == "empty":
+        return b"".join(peer.record(b"") for _ in range(100))
+    if kind == "alerts":
+        return b"".join(peer.record(b"\1\x5a", ALERT) for _ in range(100))
+    if kind == "handshake":
+        return peer.record(b"\1\0\0\4abcd", HANDSHAKE)
+    if kind == "long":
+        return peer.record(bytes(RECORD_BYTES + 300))
+    good = peer.record(framed(b"x"))
+    return good[:-1] + bytes((good[-1] ^ 1,))
