@@ -11,15 +11,18 @@ members of the namespace. Both may be old by the time at which they are used: th
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dlspark.core.display.status import lock_owner
 from dlspark.core.services import Services
+from metadata.distributedlog.permissions import RequestDeniedError
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
+from metadata.security.proofs import NotAuthenticatedError
 from metadata.store import join
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember
     from dlspark.serving.protocol.operations import Answer
     from metadata.security.settings import SecuritySettings
+
+_log = logging.getLogger(__name__)
 
 ASK_AGAIN_S: Final = 0.5
 """How long a lock is waited for before its owner is asked to give it up, and how often."""
@@ -114,14 +119,22 @@ class WriteProxies:
     async def _ask_to_yield(self, services: Services, log: str) -> None:
         from dlspark.serving.protocol.operations import Heartbeat, ReleaseStream
 
+        said = ""
         while True:
             await asyncio.sleep(ASK_AGAIN_S)
-            with suppress(DistributedLogError):
+            try:
                 if await self.own(services, log):
                     # By a heartbeat the client learns which proxy owns the log: any other says that it has been given
                     # up.
                     await self.ask(Heartbeat(log))
                     await self.ask(ReleaseStream(log))
+            except (NotAuthenticatedError, RequestDeniedError) as refusal:
+                # It lasts until somebody gives the right, which is not to be guessed from a wait.
+                if str(refusal) != said:
+                    said = str(refusal)
+                    _log.warning("log %s is waited for: the proxy that owns it does not give it up: %s", log, said)
+            except DistributedLogError:
+                pass
 
     async def close(self) -> None:
         """End the client. Idempotent."""
