@@ -43,6 +43,8 @@ REQUEST_TIMEOUT_S: Final = 10.0
 """For a handshake and a request to arrive, and for its answer to leave."""
 MAX_HANDSHAKE_BYTES: Final = 64 * 1024
 """Bytes that a client may send in a handshake: chains of certificates take some thousands."""
+MAX_SECURED_BYTES: Final = 4 * MAX_REQUEST_BYTES
+"""The same behind it, for a request: records that hold no data (changes of keys) keep the processor for longer."""
 RECORD_BYTES: Final = 16 * 1024
 TEXT: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"
@@ -271,12 +273,14 @@ class _TlsStream:
         self._plain = _PlainStream(connection)
         self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._received, self._to_send, server_side=True)
-        self._handshake_left: int | None = MAX_HANDSHAKE_BYTES
+        self._shaking = True
+        self._left = MAX_HANDSHAKE_BYTES
+        """Bytes that the client may still send."""
 
     async def shake_hands(self) -> None:
         """Take the handshake. Raises ssl.SSLError where the client is refused, refuses, or speaks no TLS; OSError."""
         await self._step(self._tls.do_handshake)
-        self._handshake_left = None
+        self._shaking, self._left = False, MAX_SECURED_BYTES
 
     @property
     def certificate(self) -> bytes | None:
@@ -325,10 +329,10 @@ class _TlsStream:
 
     async def _fill(self) -> None:
         received = await self._plain.receive()
-        if self._handshake_left is not None:
-            self._handshake_left -= len(received)
-            if self._handshake_left < 0:
-                raise ssl.SSLError("the handshake is too large")
+        await asyncio.sleep(0)  # what has come already is received at once: others have their turn in between
+        self._left -= len(received)
+        if self._left < 0:
+            raise ssl.SSLError("the handshake is too large" if self._shaking else "the request is too large")
         if received:
             self._received.write(received)
         else:

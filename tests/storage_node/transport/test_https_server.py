@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.security.java_stores import java_key_store, java_trust_store
 from helpers.security.minting import DAY, MintedAuthority, now, replace_file, write_folder
+from helpers.security.records import RecordsPeer
 from helpers.waiting import until
 
 from metadata.bookkeeper.ledgers import LedgerStore
@@ -201,6 +202,27 @@ async def test_who_has_no_good_certificate_sees_nothing_and_is_told_of(
 def short_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.2)
     return
+
+
+async def test_a_client_that_does_nothing_but_change_its_keys_is_cut(
+    authority: MintedAuthority, identity: TlsIdentity, refused: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    """Each of them takes longer than it is: they count as bytes of its request."""
+    async with serving(identity, refused) as port:
+        context = client(authority, tmp_path / "c")
+
+        def attack() -> bytes:
+            with socket.create_connection(("127.0.0.1", port), 60) as sock:
+                peer = RecordsPeer(sock, context, "localhost")
+                peer.send(peer.key_updates(5_000, asks=False) + peer.record(REQUEST))
+                found = b""
+                with suppress(ConnectionError):
+                    while piece := sock.recv(65536):
+                        found += piece
+                return found
+
+        assert len(await asyncio.to_thread(attack)) < len(BODY), "the request behind them is not heard"
+        assert (await get(port, context)).endswith(BODY)
 
 
 @pytest.mark.usefixtures("short_time")
