@@ -12,6 +12,7 @@ from dlspark.spark.options.column_choice import CHOICES
 from dlspark.spark.options.proxies import PROXIES
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import DURATION, INSTANT, OPTIONS
+from dlspark.spark.options.tls import SECRET_PLACE
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import EXACT, FLAG, REAL, TEXT, WHOLE, WORDS, Setting, settings_of
 from storage_node.settings.autorecovery import AutoRecoverySettings
@@ -133,6 +134,6 @@ def test_every_setting_of_the_house_is_of_a_kind_that_is_defined_once() -> None:
     owners = (BookieSettings, AutoRecoverySettings, ClientSettings, PlacementSettings)
     infos: list[Setting] = [info for owner in owners for info in settings_of(owner).values()]
     infos += [*core_settings(), *OPTIONS]
-    kinds = (FLAG, WHOLE, REAL, TEXT, EXACT, WORDS, DURATION, INSTANT, PROXIES, CHOICES)
+    kinds = (FLAG, WHOLE, REAL, TEXT, EXACT, WORDS, DURATION, INSTANT, PROXIES, CHOICES, SECRET_PLACE)
     assert not [info.key for info in infos if not any(info.kind is kind for kind in kinds)]
     assert not [info.key for info in infos if not info.meaning or info.meaning.endswith(".")]

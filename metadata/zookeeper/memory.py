@@ -363,7 +363,7 @@ def _leave(table: _Watches, path: str, session: MemorySession, watch: Watcher | 
 def _admit(session: MemorySession, node: _Znode) -> None:
     """Raise NoAuthError unless the session may change the node or its children."""
     if node.guard not in (None, session.acl_id):
-        raise NoAuthError("the znode's access control list refuses this session")
+        raise NoAuthError("the znode's access control list refuses this session (zkAclId)")
 
 
 def _sequence(number: int) -> str:

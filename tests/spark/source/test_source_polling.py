@@ -51,6 +51,9 @@ class ToldDriver:
     async def read_proxies(self) -> tuple[str, ...]:
         return ()
 
+    def task_token(self) -> None:
+        return None
+
     async def latest(self, *, acknowledged: bool = False) -> Offsets:
         self.newest = self.end
         return self.end
