@@ -76,6 +76,9 @@ class TaskToken:
     ends_at_s: float
     """Seconds since the epoch, by the driver's clock."""
     lifetime_ms: int
+    made_at_s: float
+    """Likewise. Of two tokens the one made last is shown, however long it is good: the key of the other may have been
+    withdrawn, or the operator may want shorter ones."""
 
     def ended_error(self, error: NotAuthenticatedError, now_s: float) -> NotAuthenticatedError:
         """Return the error for a task whose token was refused: what it means where the token has ended, else the
@@ -162,7 +165,7 @@ class TokenMint:
             token_id=f"{self._purpose}:{uuid.uuid4()}",
         )
         text = self._key().issue(grant, now_s)
-        self._last = TaskToken(self._grant, text.reveal(), int(now_s) + seconds, self._lifetime_ms)
+        self._last = TaskToken(self._grant, text.reveal(), int(now_s) + seconds, self._lifetime_ms, now_s)
         return self._last
 
 

@@ -180,7 +180,8 @@ def runtime() -> Iterator[Runtime]:
 
 def test_tasks_of_a_query_share_connections_and_the_newest_token(world: World, runtime: Runtime) -> None:
     older = world.mint(world.query()).token()
-    newer = replace(older, text="newer", ends_at_s=older.ends_at_s + 60)
+    newer = replace(older, text="newer", made_at_s=older.made_at_s + 60, ends_at_s=older.ends_at_s - 60)
+    """Of a query with a shorter `tokenLifetime`, perhaps since a key was withdrawn."""
     shared = SharedProxies()
 
     async def ask(token: TaskToken) -> proxy_entries.TaskProxies:
@@ -204,6 +205,35 @@ def test_tasks_of_a_query_share_connections_and_the_newest_token(world: World, r
     assert runtime.run(ask(older)) is first  # in use: not ended
     assert len(shared._made) == KEPT_IDLE + 1
     runtime.run(_ended(shared))
+
+
+def test_proxies_that_refused_a_task_are_not_asked_by_the_next_one(
+    world: World, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = world.mint(world.query()).token()
+    shared = SharedProxies()
+
+    async def ask() -> proxy_entries.TaskProxies:
+        return shared.get(runtime, ("proxy:1",), 0, world.security, token)
+
+    first = runtime.run(ask())
+    closed: list[proxy_entries.TaskProxies] = []
+
+    async def close(proxies: proxy_entries.TaskProxies) -> None:
+        closed.append(proxies)
+
+    monkeypatch.setattr(proxy_entries.TaskProxies, "close", close)
+    first.open_readers += 1
+    first.refused = True
+    second = runtime.run(ask())
+    assert second is not first
+    assert runtime.run(ask()) is second
+    runtime.run(_ended(shared))
+    assert closed == []  # a task still reads by the first
+    first.open_readers -= 1
+    assert runtime.run(ask()) is second
+    runtime.run(_ended(shared))
+    assert (closed, next(iter(shared._made.values()))[0], shared._refused) == ([first], second, [])
 
 
 async def _ended(shared: SharedProxies) -> None:
