@@ -21,14 +21,17 @@ offsets when its query is started again.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
+from dlspark.serving.security.token_claims import MAX_NAME_CHARS, MAX_PATTERNS
 from dlspark.spark.errors import OptionError
 from metadata.foundation.errors import CallerError, InvariantViolation
 from metadata.security.principals import Principal, PrincipalMapping
@@ -50,6 +53,8 @@ KEY_VARIABLE: Final = "DLSPARK_TOKEN_KEY"
 READS: Final = frozenset({"read"})
 ENDED_LEEWAY_S: Final = 60
 """Clocks of driver, executor and proxy may differ by so much where it is guessed why a token is refused."""
+PATTERNS_BYTES: Final = 4096
+"""About so much of a token may be patterns of names: in base64 two thirds of all that a token may have."""
 _SHOWN_NAME: Final = 64
 
 
@@ -149,7 +154,7 @@ class TokenMint:
         return cls(grant, query.token_lifetime_ms, key, _purpose(query))
 
     def token(self) -> TaskToken:
-        """Return a token for tasks that are planned now: good for half its lifetime at least. Raises CallerError."""
+        """Return a token for tasks that are planned now: good for half its lifetime at least. Raises OptionError."""
         now_s = self._now_s()
         last = self._last
         if last is not None and last.ends_at_s - now_s > self._lifetime_ms / 2000:
@@ -157,14 +162,23 @@ class TokenMint:
         from dlspark.serving.security.token_issuing import TokenGrant
 
         seconds = -(-self._lifetime_ms // 1000)
-        grant = TokenGrant(
-            self._grant.name,
-            seconds,
-            Restrictions(self._grant.logs, READS),
-            self._grant.roles,
-            token_id=f"{self._purpose}:{uuid.uuid4()}",
-        )
-        text = self._key().issue(grant, now_s)
+        key = self._key()
+        try:
+            grant = TokenGrant(
+                self._grant.name,
+                seconds,
+                Restrictions(self._grant.logs, READS),
+                self._grant.roles,
+                token_id=f"{self._purpose}:{uuid.uuid4()}",
+            )
+            text = key.issue(grant, now_s)
+        except CallerError as error:
+            raise OptionError(
+                f"No token can be made for the tasks of this query, though a key for that is named: {error.message}; "
+                "nothing was read",
+                advice=f"Leave the key out ({KEY_FILE}, {KEY_FILE_VARIABLE}, {KEY_VARIABLE}): tasks show what their "
+                "executors have then",
+            ) from error
         self._last = TaskToken(self._grant, text.reveal(), int(now_s) + seconds, self._lifetime_ms, now_s)
         return self._last
 
@@ -201,13 +215,48 @@ def _own_principal(identity: TlsIdentity | None) -> Principal:
 
 
 def log_patterns(selection: Selection) -> tuple[str, ...]:
-    """Return the patterns of a query's logs, by which its tokens are restricted: the names, or how they begin."""
+    """Return the patterns of a query's logs, by which its tokens are restricted: the names, or how they begin.
+
+    A token has room for so many names. Where there are more, it has the longest beginnings that some of them have in
+    common: the token is good for other logs that begin so, then, and what the principal may read bounds it still.
+    """
     if selection.pattern is not None:
-        return (selection.beginning + ANY_NAME,)
+        return (_beginning_pattern(selection.beginning),)
+    names = sorted(selection.names)
+    found = sorted({_name_pattern(name) for name in names})
+    for kept in range(max(map(len, names)), -1, -1):
+        if _has_room(found):
+            break
+        groups = [list(group) for _, group in groupby(names, lambda name, kept=kept: name[:kept])]  # type: ignore[misc]
+        found = sorted({_joined_pattern(group) for group in groups})
+    return tuple(found)
+
+
+def _has_room(patterns: Sequence[str]) -> bool:
+    return len(patterns) <= MAX_PATTERNS and len(json.dumps(patterns)) <= PATTERNS_BYTES
+
+
+def _joined_pattern(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return _name_pattern(names[0])
+    return _beginning_pattern(os.path.commonprefix(names))  # noqa: RUF071  # patterns are compared by characters, too
+
+
+def _name_pattern(name: str) -> str:
+    """Return the pattern of one name; of how it begins, where no pattern can say it."""
     # A name that ends in the sign for "anything" is meant as it stands.
-    return tuple(
-        name[: -len(ANY_NAME)] + LITERAL if name.endswith(ANY_NAME) else name for name in sorted(selection.names)
-    )
+    pattern = name[: -len(ANY_NAME)] + LITERAL if name.endswith(ANY_NAME) else name
+    inside = name[: -len(ANY_NAME)]
+    if ANY_NAME in inside or not name.isprintable() or len(pattern) > MAX_NAME_CHARS:
+        return _beginning_pattern(name)
+    return pattern
+
+
+def _beginning_pattern(beginning: str) -> str:
+    """Return the pattern of names that begin so; by less of it, where a pattern cannot say it."""
+    cut = next((at for at, sign in enumerate(beginning) if sign == ANY_NAME or not sign.isprintable()), None)
+    # A backslash before the sign for "anything" would make it a letter.
+    return beginning[: MAX_NAME_CHARS - len(ANY_NAME)][:cut].rstrip("\\") + ANY_NAME
 
 
 def _purpose(query: SourceQuery) -> str:

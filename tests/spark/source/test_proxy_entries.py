@@ -449,7 +449,7 @@ async def test_the_driver_hands_on_what_is_announced(driver_world: DriverWorld) 
     assert members[0].member.endpoints[FRAMES].port == 8100
     for member in members:
         await member.withdraw()
-    waiting = asyncio.ensure_future(announced_proxies(driver_world.namespace, READ_PROXIES, 60_000, 940.0))
+    waiting = asyncio.ensure_future(announced_proxies(driver_world.namespace, READ_PROXIES, 60_000))
     assert not (await asyncio.wait({waiting}, timeout=0.5))[0]
     late = Announcement(store, folder, proxy_member(ProxyEndpoint("::1", 8102), -1))
     await late.begin()

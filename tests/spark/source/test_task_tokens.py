@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
@@ -85,11 +86,40 @@ def test_a_token_is_the_drivers_own_and_good_for_reading_the_querys_logs_alone(w
         ({"subscribePattern": "raw/flights-[0-9]+"}, ("raw/flights-*",)),
         ({"subscribePattern": "raw/x|other"}, ("*",)),
         ({"subscribePattern": ".*"}, ("*",)),
+        ({"subscribePattern": r"a\*b.*"}, ("a*",)),
+        ({"subscribePattern": r"a\\.*"}, ("a*",)),
         ({"assign": '["b*", "a"]'}, ("a", "b\\*")),
+        ({"assign": '["b*c", "b*c*", "a"]'}, ("a", "b*")),
+        ({"log": "n" * 300}, ("n" * 255 + "*",)),
     ],
 )
 def test_patterns_mean_all_logs_of_the_query(world: World, options: dict[str, str], patterns: tuple[str, ...]) -> None:
     assert log_patterns(world.query(**{"log": "", **options}).selection) == patterns
+
+
+@pytest.mark.parametrize(
+    ("names", "patterns"),
+    [
+        ([f"plant-{plant}/sensor-{number:03}" for plant in "ab" for number in range(200)], 40),
+        ([f"one/{number:03}-{'n' * 35}" for number in range(200)], 20),
+        ([f"{chr(0x4E00 + number)}-log" for number in range(300)], 1),
+    ],
+)
+def test_names_that_have_no_room_are_joined_by_how_they_begin(world: World, names: list[str], patterns: int) -> None:
+    query = world.query(log="", assign=json.dumps([*names, "other"]))
+    restricted = world.verifier.verify(world.mint(query).token().text).restrictions
+    assert restricted.logs is not None
+    assert len(restricted.logs) == patterns + (patterns > 1)
+    assert all(restricted.allows("read", name) for name in names)
+    assert restricted.allows("read", "another") is (patterns == 1)
+
+
+def test_what_no_token_can_say_names_the_option(world: World) -> None:
+    mint = world.mint(world.query())
+    mint._grant = replace(mint._grant, roles=frozenset(f"role-{n}-{'r' * 200}" for n in range(40)))
+    with pytest.raises(OptionError, match="more than 8192 bytes") as caught:
+        mint.token()
+    assert "tokenKeyFile" in (caught.value.advice or "")
 
 
 def test_the_key_comes_from_an_option_or_a_variable_and_is_read_anew(world: World) -> None:
