@@ -427,7 +427,8 @@ OPTIONS: tuple[Option, ...] = (
         "With `proxy`, on a secured cluster: the file with the private key (`dlspark token key`) by which the driver "
         "makes short-lived tokens for its tasks: the driver's own name and roles, restricted to reading the query's "
         "logs. It is read on the driver alone. The key is never an option's value: the environment variable "
-        "`DLSPARK_TOKEN_KEY_FILE` of the driver names the file as well, or `DLSPARK_TOKEN_KEY` has the key itself",
+        "`DLSPARK_TOKEN_KEY_FILE` of the driver names the file as well, or `DLSPARK_TOKEN_KEY` has the key itself; "
+        "both count where the cluster is secured, and not for a query with `tokenKeyFile=none`",
         default_words="environment, else tasks show what their executors have",
     ),
     _option(

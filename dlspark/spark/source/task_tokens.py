@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from metadata.security.identity import TlsIdentity
 
 KEY_FILE: Final = "tokenKeyFile"
+NO_KEY: Final = "none"
+"""In place of a file: the variables' key is not used."""
 LIFETIME: Final = "tokenLifetime"
 KEY_FILE_VARIABLE: Final = "DLSPARK_TOKEN_KEY_FILE"
 KEY_VARIABLE: Final = "DLSPARK_TOKEN_KEY"
@@ -143,10 +145,11 @@ class TokenMint:
         if key is None or query.proxies is None:
             return None
         if security.client_mode(environment) is SecurityMode.OFF:
+            if query.token_key_file is None:
+                return None  # the variable is of the whole driver, which may read plain clusters as well
             raise OptionError(
                 "A key that makes tokens is named, and security is off: whoever is on its way would have a token",
-                advice=f"Give option tls.directory, or {VARIABLE} to the driver; or take the key away ({KEY_FILE}, "
-                f"{KEY_FILE_VARIABLE}, {KEY_VARIABLE})",
+                advice=f"Give option tls.directory, or {VARIABLE} to the driver; or leave option {KEY_FILE} out",
             )
         key()  # that it can be read is said before anything is planned
         principal = _own_principal(client_identity(security, environment))
@@ -176,8 +179,7 @@ class TokenMint:
             raise OptionError(
                 f"No token can be made for the tasks of this query, though a key for that is named: {error.message}; "
                 "nothing was read",
-                advice=f"Leave the key out ({KEY_FILE}, {KEY_FILE_VARIABLE}, {KEY_VARIABLE}): tasks show what their "
-                "executors have then",
+                advice=f"Give option {KEY_FILE}={NO_KEY}: tasks show what their executors have then",
             ) from error
         self._last = TaskToken(self._grant, text.reveal(), int(now_s) + seconds, self._lifetime_ms, now_s)
         return self._last
@@ -185,6 +187,8 @@ class TokenMint:
 
 def _named_key(query: SourceQuery, environment: Mapping[str, str]) -> Callable[[], SigningKey] | None:
     """Return what reads the key that is named; None where there is none."""
+    if query.token_key_file == NO_KEY:
+        return None
     path = query.token_key_file or environment.get(KEY_FILE_VARIABLE)
     if not path and KEY_VARIABLE not in environment:
         return None

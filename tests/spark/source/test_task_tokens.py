@@ -130,6 +130,14 @@ def test_the_key_comes_from_an_option_or_a_variable_and_is_read_anew(world: Worl
     assert TokenMint.of(replace(world.query(), proxies=None), world.security, {}) is None
 
 
+def test_a_key_of_the_drivers_environment_leaves_plain_clusters_and_single_queries_alone(world: World) -> None:
+    by_file = {"DLSPARK_TOKEN_KEY_FILE": str(world.key_file)}
+    for variables in (by_file, {"DLSPARK_TOKEN_KEY": world.key_file.read_text()}):
+        assert TokenMint.of(world.query(tokenKeyFile=""), SecuritySettings(), variables) is None
+        assert TokenMint.of(world.query(tokenKeyFile="none"), world.security, variables) is None
+        assert TokenMint.of(world.query(tokenKeyFile=""), world.security, variables) is not None
+
+
 def test_what_cannot_make_tokens_is_refused_and_not_repeated(world: World) -> None:
     secret = "s3cret-of-the-key"
     with pytest.raises(OptionError, match="DLSPARK_TOKEN_KEY has no signing key") as caught:
