@@ -439,7 +439,7 @@ OPTIONS: tuple[Option, ...] = (
         "at least; a task that goes on after the end of its token fails, and says so. Proxies bound it "
         "(`tokenMaxLifetimeSeconds`)",
         default="1h",
-        minimum=1_000,
+        minimum=60_000,
     ),
     _option(
         "metadata",

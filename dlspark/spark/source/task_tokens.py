@@ -22,6 +22,7 @@ offsets when its query is started again.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 import uuid
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from dlspark.serving.security.token_issuing import SigningKey
     from dlspark.spark.source.selection import Selection, SourceQuery
     from metadata.security.identity import TlsIdentity
+
+_LOG: Final = logging.getLogger(__name__)
 
 KEY_FILE: Final = "tokenKeyFile"
 NO_KEY: Final = "none"
@@ -109,7 +112,7 @@ class TokenMint:
     Args:
         grant: what they allow.
         lifetime_ms: for how long.
-        key: reads the signing key, each time anew: its file may be exchanged.
+        key: reads the signing key, for each plan anew: where its file was exchanged, the other one may be withdrawn.
         purpose: what the tokens' ids begin with.
     """
 
@@ -127,6 +130,8 @@ class TokenMint:
         self._purpose = purpose
         self._now_s = now_s
         self._last: TaskToken | None = None
+        self._last_key_id = ""
+        self._key_failed = False
 
     @classmethod
     def of(
@@ -160,12 +165,23 @@ class TokenMint:
         """Return a token for tasks that are planned now: good for half its lifetime at least. Raises OptionError."""
         now_s = self._now_s()
         last = self._last
-        if last is not None and last.ends_at_s - now_s > self._lifetime_ms / 2000:
+        if last is not None and last.ends_at_s - now_s <= self._lifetime_ms / 2000:
+            last = None
+        try:
+            key = self._key()
+        except OptionError as error:
+            if last is None:
+                raise
+            if not self._key_failed:
+                _LOG.warning("the key that makes tokens cannot be read again, the last token stays in use: %s", error)
+            self._key_failed = True
+            return last
+        self._key_failed = False
+        if last is not None and key.key_id == self._last_key_id:
             return last  # connections are not shown a new one with each micro-batch
         from dlspark.serving.security.token_issuing import TokenGrant
 
         seconds = -(-self._lifetime_ms // 1000)
-        key = self._key()
         try:
             grant = TokenGrant(
                 self._grant.name,
@@ -181,6 +197,7 @@ class TokenMint:
                 "nothing was read",
                 advice=f"Give option {KEY_FILE}={NO_KEY}: tasks show what their executors have then",
             ) from error
+        self._last_key_id = key.key_id
         self._last = TaskToken(self._grant, text.reveal(), int(now_s) + seconds, self._lifetime_ms, now_s)
         return self._last
 
@@ -193,19 +210,40 @@ def _named_key(query: SourceQuery, environment: Mapping[str, str]) -> Callable[[
     if not path and KEY_VARIABLE not in environment:
         return None
 
+    kept: dict[tuple[int, ...], SigningKey] = {}
+    """By what its file was when it was read: to take in a key of RSA costs as much as a small batch."""
+
     def read() -> SigningKey:
         from dlspark.serving.security.token_issuing import SigningKey
 
+        seen = _seen(path) if path else ()
+        if seen in kept:
+            return kept[seen]
         try:
             if path:
-                return SigningKey.read(path)
-            return SigningKey.of_text(secret_from_environment(KEY_VARIABLE, CallerError, environment), KEY_VARIABLE)
+                key = SigningKey.read(path)
+            else:
+                text = secret_from_environment(KEY_VARIABLE, CallerError, environment)
+                key = SigningKey.of_text(text, KEY_VARIABLE)
+            kept.clear()
+            if seen is not None:
+                kept[seen] = key
+            return key
         except CallerError as error:
             raise OptionError(
                 f"{error.message}; nothing was read", advice=error.advice, path=error.path
             ) from None  # its cause may have met a part of the key
 
     return read
+
+
+def _seen(path: str) -> tuple[int, ...] | None:
+    """Return what differs once another file is there, or others may read it; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _own_principal(identity: TlsIdentity | None) -> Principal:

@@ -155,7 +155,9 @@ def test_what_cannot_make_tokens_is_refused_and_not_repeated(world: World) -> No
     with pytest.raises(OptionError, match="does nothing without proxies"):
         world.query(proxy="")
     with pytest.raises(OptionError, match="tokenLifetime"):
-        world.query(tokenLifetime="10ms")
+        # Connections show a new token only 2 s later, and proxies read keys again every 5 s.
+        world.query(tokenLifetime="59s")
+    assert world.query(tokenLifetime="1m").token_lifetime_ms == 60_000
 
 
 def test_plans_share_a_token_until_half_of_its_time_is_over(world: World) -> None:
@@ -170,6 +172,37 @@ def test_plans_share_a_token_until_half_of_its_time_is_over(world: World) -> Non
     second = mint.token()
     assert (second.text != first.text, second.grant == first.grant) == (True, True)
     assert second.ends_at_s == now[0] + HOUR_MS / 1000
+
+
+def test_a_key_that_is_exchanged_makes_the_next_plans_token(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mint = world.mint(world.query(Scope.SOURCE_STREAM))
+    first = mint.token()
+    reads: list[object] = []
+
+    def read(path: str) -> SigningKey:
+        reads.append(path)
+        return real(path)
+
+    real = SigningKey.read
+    monkeypatch.setattr(SigningKey, "read", read)
+    assert mint.token() is first
+    assert reads == []  # to take in an RSA key costs as much as a small batch
+    other = world.folder / "other.jwk"
+    SigningKey.make("ES256").write(other)
+    other.replace(world.key_file)
+    second = mint.token()
+    assert second.text != first.text
+    with pytest.raises(NotAuthenticatedError, match="no key here vouches"):
+        world.verifier.verify(second.text)
+    assert mint.token() is second
+    world.key_file.unlink()  # while it is exchanged in two steps
+    assert [mint.token(), mint.token()] == [second, second]
+    assert caplog.text.count("the last token stays in use") == 1
+    mint._now_s = lambda: second.ends_at_s
+    with pytest.raises(OptionError, match="cannot be read"):
+        mint.token()
 
 
 def test_a_partition_takes_it_along_and_shows_it_nowhere(world: World) -> None:
