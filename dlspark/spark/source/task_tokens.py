@@ -10,7 +10,9 @@ over nothing else. It is not in the reader, which Spark broadcasts, may spill to
 plans, offsets, commit messages or metrics; and the text of a partition, which may stand in a log, does not show it.
 Spark writes partitions of a source neither to event logs nor to checkpoints (a test searches them). On the network
 between driver and executors it is as safe as Spark's own messages: docs/spark.md says how to encrypt these. The key
-itself never leaves the driver's process.
+is handed to no other process by this package: the one that appends for a sink does not inherit its variable. What else
+inherits the driver's environment, as Python workers in local mode do, has the variable too, so a file is the better
+place.
 
 **How it is renewed.** Each plan has a token that is good for half of `tokenLifetime` at least: each micro-batch of a
 stream is planned by itself, and a task that comes with a newer token hands it to the connections of its process. What
@@ -34,6 +36,7 @@ from typing import TYPE_CHECKING, Final
 
 from dlspark.serving.security.token_claims import MAX_NAME_CHARS, MAX_PATTERNS
 from dlspark.spark.errors import OptionError
+from dlspark.spark.options.proxies import KEY_VARIABLE
 from metadata.foundation.errors import CallerError, InvariantViolation
 from metadata.security.principals import Principal, PrincipalMapping
 from metadata.security.proofs import NotAuthenticatedError
@@ -54,7 +57,6 @@ NO_KEY: Final = "none"
 """In place of a file: the variables' key is not used."""
 LIFETIME: Final = "tokenLifetime"
 KEY_FILE_VARIABLE: Final = "DLSPARK_TOKEN_KEY_FILE"
-KEY_VARIABLE: Final = "DLSPARK_TOKEN_KEY"
 READS: Final = frozenset({"read"})
 ENDED_LEEWAY_S: Final = 60
 """Clocks of driver, executor and proxy may differ by so much where it is guessed why a token is refused."""
