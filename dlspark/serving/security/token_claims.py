@@ -115,7 +115,11 @@ def read_claims(token: str, key_id: str, thumbprint: str, rules: ClaimRules, now
         refuse("it is meant for others (`aud`)", "Ask for a token of this server's audience (tokenAudience)")
     ends_s, begins_s = _time(claims, "exp"), _time(claims, "nbf")
     if not begins_s < ends_s <= begins_s + BACKDATED_S + rules.max_lifetime_s:
-        refuse(f"it is to be good for more than {rules.max_lifetime_s:g} s, or for no time (`nbf`, `exp`)")
+        refuse(
+            f"it is to be good for more than {rules.max_lifetime_s:g} s, or for no time (`nbf`, `exp`)",
+            "Ask for one of at most that time (in Spark: option tokenLifetime), or raise this server's "
+            "tokenMaxLifetimeSeconds",
+        )
     if now_s >= ends_s + rules.leeway_s:
         refuse(f"it has expired {now_s - ends_s:.0f} s ago", "Get a new one")
     if now_s < begins_s - rules.leeway_s:

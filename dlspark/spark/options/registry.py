@@ -436,9 +436,9 @@ OPTIONS: tuple[Option, ...] = (
         DURATION,
         Scope.SOURCE,
         "How long the token of a task is good for. Each plan, so each micro-batch, has one that is good for half of it "
-        "at least; a task that goes on after the end of its token fails, and says so. Proxies bound it "
-        "(`tokenMaxLifetimeSeconds`)",
-        default="1h",
+        "at least; a task that goes on, or is run again, after the end of its token fails, and says so. Longer than a "
+        "whole job, then, and than a frame is used. Proxies bound it (`tokenMaxLifetimeSeconds`, a day)",
+        default="12h",
         minimum=60_000,
     ),
     _option(

@@ -16,9 +16,10 @@ place.
 
 **How it is renewed.** Each plan has a token that is good for half of `tokenLifetime` at least: each micro-batch of a
 stream is planned by itself, and a task that comes with a newer token hands it to the connections of its process. What
-a plan was made with cannot be renewed: a task that begins, or goes on, after the end of its token is refused by the
-proxy and fails with an error that says so. Nothing is lost by that: a batch that failed is planned again from the same
-offsets when its query is started again.
+a plan was made with cannot be renewed: a task that begins, goes on, or is run again (its executor was lost, and with it
+what it had shuffled or persisted) after the end of its token is refused by the proxy and fails with an error that says
+so. Nothing is lost by that: a batch that failed is planned again from the same offsets when its query is started again.
+So the default is half a day: a token is good for reading the query's logs alone, and can be revoked.
 """
 
 from __future__ import annotations
@@ -101,9 +102,10 @@ class TaskToken:
         return NotAuthenticatedError(
             f"The token that the driver made for this task ended at {ended}, and the read proxies refuse it: "
             f"{error.message}. The task has handed over no row since, and nothing is lost",
-            advice="Run the query again: it is planned anew, a stream from its checkpoint. If its tasks take, or wait "
-            f"for, longer than {self.lifetime_ms / 1000:g} s, raise option {LIFETIME}; a frame that is used again "
-            "later is to be loaded again, or planned anew by a session of dlspark.spark.builder()",
+            advice="Run the query again: it is planned anew, a stream from its checkpoint. If a job takes longer than "
+            f"{self.lifetime_ms / 1000:g} s from its plan to its end, raise option {LIFETIME} (lost tasks of its first "
+            "stage run again at any time until then); a frame that is used again later, or that a stream joins, is to "
+            "be loaded again, or planned anew by a session of dlspark.spark.builder()",
             node=error.node,
         )
 

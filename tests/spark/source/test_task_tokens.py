@@ -29,7 +29,7 @@ from metadata.security.settings import SecuritySettings
 from storage_node.settings.client import ClientSettings
 
 URI = "distributedlog://localhost/a"
-HOUR_MS = 3_600_000
+LIFETIME_S = 12 * 3_600
 
 
 def _verifier(settings: TokenSettings) -> TokenVerifier:
@@ -166,12 +166,12 @@ def test_plans_share_a_token_until_half_of_its_time_is_over(world: World) -> Non
     assert mint is not None
     mint._now_s = lambda: now[0]
     first = mint.token()
-    now[0] += 1799
+    now[0] += LIFETIME_S / 2 - 1
     assert mint.token() is first
     now[0] += 2
     second = mint.token()
     assert (second.text != first.text, second.grant == first.grant) == (True, True)
-    assert second.ends_at_s == now[0] + HOUR_MS / 1000
+    assert second.ends_at_s == now[0] + LIFETIME_S
 
 
 def test_a_key_that_is_exchanged_makes_the_next_plans_token(
