@@ -26,7 +26,7 @@ from dlspark.sandbox.sandbox import Sandbox
 from dlspark.serving.security.token_issuing import SigningKey
 from metadata.security.settings import VARIABLE
 
-pytestmark = [pytest.mark.spark, pytest.mark.processes]
+pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.timeout(900)]
 
 PROGRAM = SPARK_PROGRAMS / "secured_app.py"
 THROUGH_PROXIES = ["batch", "stream", "explain"]

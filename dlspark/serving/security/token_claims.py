@@ -36,6 +36,9 @@ MAX_NAME_CHARS: Final = 256
 """Of a principal, role, key id, or token's own id."""
 MAX_ROLES: Final = 64
 MAX_PATTERNS: Final = 256
+BACKDATED_S: Final = 5
+"""A token of one's own begins so much before it is made: the clock of who takes it may be behind. The longest lifetime
+counts from when it is made, so a token of exactly that is taken."""
 HEADER_NAMES: Final = frozenset({"alg", "kid", "typ", "x5t", "x5t#S256"})
 """What a header may have. The thumbprints of a certificate, which some issuers send, choose nothing here."""
 TYPES: Final = frozenset({"jwt", "at+jwt", "application/at+jwt"})
@@ -61,7 +64,7 @@ class ClaimRules:
     leeway_s: float
     """Seconds by which the clocks of issuer and server may differ."""
     max_lifetime_s: float
-    """Seconds that may lie between `nbf` and `exp`."""
+    """Seconds that may lie between `nbf` and `exp`, and BACKDATED_S more."""
     roles_claim: str
     """The claim that has the principal's roles; empty: tokens give none."""
 
@@ -111,8 +114,12 @@ def read_claims(token: str, key_id: str, thumbprint: str, rules: ClaimRules, now
     if not isinstance(named, list) or not all(isinstance(one, str) for one in named) or rules.audience not in named:
         refuse("it is meant for others (`aud`)", "Ask for a token of this server's audience (tokenAudience)")
     ends_s, begins_s = _time(claims, "exp"), _time(claims, "nbf")
-    if not begins_s < ends_s <= begins_s + rules.max_lifetime_s:
-        refuse(f"it is to be good for more than {rules.max_lifetime_s:g} s, or for no time (`nbf`, `exp`)")
+    if not begins_s < ends_s <= begins_s + BACKDATED_S + rules.max_lifetime_s:
+        refuse(
+            f"it is to be good for more than {rules.max_lifetime_s:g} s, or for no time (`nbf`, `exp`)",
+            "Ask for one of at most that time (in Spark: option tokenLifetime), or raise this server's "
+            "tokenMaxLifetimeSeconds",
+        )
     if now_s >= ends_s + rules.leeway_s:
         refuse(f"it has expired {now_s - ends_s:.0f} s ago", "Get a new one")
     if now_s < begins_s - rules.leeway_s:

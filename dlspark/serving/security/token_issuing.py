@@ -19,7 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from dlspark.serving.security.token_claims import MAX_NAME_CHARS, MAX_PATTERNS, MAX_TOKEN_BYTES, RESTRICTIONS
+from dlspark.serving.security.token_claims import (
+    BACKDATED_S,
+    MAX_NAME_CHARS,
+    MAX_PATTERNS,
+    MAX_TOKEN_BYTES,
+    RESTRICTIONS,
+)
 from dlspark.serving.security.token_keys import CURVES, MAX_KEYS_BYTES, RSA_ALGORITHMS, extra_missing_error
 from dlspark.serving.security.tokens import OWN_NAME
 from metadata.foundation.errors import CallerError
@@ -30,8 +36,6 @@ if TYPE_CHECKING:
     from joserfc.jwk import ECKey, OKPKey, RSAKey
 
 RSA_BITS: Final = 3072
-BACKDATED_S: Final = 5
-"""A token begins so much before it is made: the clock of who takes it may be behind."""
 SIGNING: Final = ("ES256", "ES384", "ES512", "Ed25519", "PS256", "RS256")
 """The algorithms that keys are made for."""
 

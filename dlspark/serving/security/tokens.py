@@ -117,7 +117,8 @@ class TokenSettings:
         WHOLE,
         86_400,
         "tokenMaxLifetimeSeconds",
-        "A token that is to be good for longer, from its `nbf` to its `exp`, is refused",
+        "A token that is to be good for longer, from its `nbf` to its `exp`, is refused; 5 s more are taken, by which "
+        "`dlspark token issue` and Spark's driver let a token begin before it is made",
         minimum=1,
         own=True,
     )

@@ -19,6 +19,8 @@ from metadata.foundation.settings import Kind, nearest, shown
 
 PROXY: Final = "proxy"
 DISCOVER: Final = "discover"
+KEY_VARIABLE: Final = "DLSPARK_TOKEN_KEY"
+"""Has the key by which the driver makes tokens for its tasks: nobody else is to have it."""
 MAX_ADDRESSES: Final = 1_000
 """Proxies that a list may name: it travels with every task."""
 _ADDRESS: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]{2,45}(?:%\w{1,32})?\]|[^\s:/@;,\[\]]{1,255}):([0-9]{1,5})", re.ASCII)

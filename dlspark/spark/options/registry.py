@@ -427,7 +427,8 @@ OPTIONS: tuple[Option, ...] = (
         "With `proxy`, on a secured cluster: the file with the private key (`dlspark token key`) by which the driver "
         "makes short-lived tokens for its tasks: the driver's own name and roles, restricted to reading the query's "
         "logs. It is read on the driver alone. The key is never an option's value: the environment variable "
-        "`DLSPARK_TOKEN_KEY_FILE` of the driver names the file as well, or `DLSPARK_TOKEN_KEY` has the key itself",
+        "`DLSPARK_TOKEN_KEY_FILE` of the driver names the file as well, or `DLSPARK_TOKEN_KEY` has the key itself; "
+        "both count where the cluster is secured, and not for a query with `tokenKeyFile=none`",
         default_words="environment, else tasks show what their executors have",
     ),
     _option(
@@ -435,10 +436,10 @@ OPTIONS: tuple[Option, ...] = (
         DURATION,
         Scope.SOURCE,
         "How long the token of a task is good for. Each plan, so each micro-batch, has one that is good for half of it "
-        "at least; a task that goes on after the end of its token fails, and says so. Proxies bound it "
-        "(`tokenMaxLifetimeSeconds`)",
-        default="1h",
-        minimum=1_000,
+        "at least; a task that goes on, or is run again, after the end of its token fails, and says so. Longer than a "
+        "whole job, then, and than a frame is used. Proxies bound it (`tokenMaxLifetimeSeconds`, a day)",
+        default="12h",
+        minimum=60_000,
     ),
     _option(
         "metadata",

@@ -128,6 +128,8 @@ class TaskProxies:
         self.addresses = tuple(addresses)
         self.outage_s = outage_ms / 1000
         self.open_readers = 0
+        self.refused = False
+        """A proxy does not believe what these show: who comes next, perhaps with another proof, gets others."""
         self._token = token
         # Over its own connections a test proves nothing.
         credentials = task_credentials(security or SecuritySettings(), token) if connect is None else None
@@ -158,8 +160,8 @@ class TaskProxies:
         return reader
 
     def renew(self, token: TaskToken | None) -> None:
-        """Show a task's token from now on, if it is good for longer than the one before."""
-        if token is None or self._credentials is None or (self._token and token.ends_at_s <= self._token.ends_at_s):
+        """Show a task's token from now on, if it was made later than the one before."""
+        if token is None or self._credentials is None or (self._token and token.made_at_s <= self._token.made_at_s):
             return
         self._token = token
         self._credentials.show(Secret(token.text))
@@ -187,6 +189,8 @@ class SharedProxies:
         self._runtime: Runtime | None = None
         self._pid = 0
         self._made: OrderedDict[ProxyKey, tuple[TaskProxies, Callable[[], None]]] = OrderedDict()
+        self._refused: list[tuple[TaskProxies, Callable[[], None]]] = []
+        """No task gets them any more; those that have them still read."""
         self._ending: set[asyncio.Task[None]] = set()
 
     def get(
@@ -201,8 +205,13 @@ class SharedProxies:
         if self._runtime is not runtime or self._pid != os.getpid():
             # After a fork, or once the runtime was closed, those of the old one are void.
             self._runtime, self._pid, self._made, self._ending = runtime, os.getpid(), OrderedDict(), set()
+            self._refused = []
         key = (addresses, outage_ms, security, None if token is None else token.grant)
         found = self._made.get(key)
+        if found is not None and found[0].refused:
+            # Their connections answer with the refusal for a while, whatever this task would show.
+            self._refused.append(self._made.pop(key))
+            found = None
         if found is None:
             proxies = TaskProxies(addresses, outage_ms, security=security, token=token)
             found = self._made[key] = (proxies, runtime.on_close(proxies.close))
@@ -212,10 +221,13 @@ class SharedProxies:
         return found[0]
 
     def _end_idle(self) -> None:
-        """End connections of queries that were asked for longest ago: each set of logs has a token of its own."""
+        """End connections of queries that were asked for longest ago, as each set of logs has a token of its own, and
+        those that were refused."""
         idle = [key for key, (proxies, _) in self._made.items() if not proxies.open_readers]
-        for key in idle[: max(0, len(idle) - KEPT_IDLE)]:
-            proxies, forget = self._made.pop(key)
+        ended = [self._made.pop(key) for key in idle[: max(0, len(idle) - KEPT_IDLE)]]
+        ended += [one for one in self._refused if not one[0].open_readers]
+        self._refused = [one for one in self._refused if one[0].open_readers]
+        for proxies, forget in ended:
             forget()
             ending = asyncio.ensure_future(proxies.close())
             self._ending.add(ending)
@@ -335,9 +347,10 @@ class ProxyEntries:
                 raise self._late_error(span, entry_id, waited_s, None)
 
     def _explained(self, error: DistributedLogError) -> DistributedLogError:
-        if isinstance(error, NotAuthenticatedError) and self._token is not None:
-            return self._token.ended_error(error, time.time())
-        return error
+        if not isinstance(error, NotAuthenticatedError):
+            return error
+        self._proxies.refused = True
+        return error if self._token is None else self._token.ended_error(error, time.time())
 
     def _late_error(
         self, span: SegmentSpan, entry_id: int, waited_s: float, error: DistributedLogError | None

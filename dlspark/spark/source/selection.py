@@ -162,7 +162,7 @@ class SourceQuery:
     """Through which proxies tasks read; None: from storage nodes."""
     token_key_file: str | None = None
     """The file with the key by which the driver makes tokens for its tasks, as the options name it."""
-    token_lifetime_ms: int = 3_600_000
+    token_lifetime_ms: int = 43_200_000
     """How long such a token is good for."""
     columns: ColumnChoice | None = None
     """Which columns the frame has; None: what the log declares decides."""

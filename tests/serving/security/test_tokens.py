@@ -186,6 +186,21 @@ CLAIMS: dict[str, dict[str, Any] | bytes] = {
 }
 
 
+def test_a_token_is_good_for_the_longest_lifetime_and_not_for_longer(world: World) -> None:
+    key, keys = SigningKey.make("ES256"), world.keys.with_name("longest.json")
+    keys.unlink(missing_ok=True)
+    key.publish(keys)
+    verifier = world.made(replace(world.settings, token_keys=str(keys)))
+    longest = TokenSettings().token_max_lifetime_s
+    for seconds, taken in ((longest, True), (longest + 1, False)):
+        token = key.issue(TokenGrant("task", seconds, UNRESTRICTED), NOW).reveal()
+        if taken:
+            assert verifier.verify(token).principal.expires_at_s == NOW + longest + 30
+        else:
+            with pytest.raises(NotAuthenticatedError, match="good for more than 86400 s"):
+                verifier.verify(token)
+
+
 @pytest.mark.parametrize("name", CLAIMS)
 def test_claims_that_are_refused_though_a_key_has_signed_them(world: World, name: str) -> None:
     with pytest.raises(NotAuthenticatedError):

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -263,3 +264,21 @@ def test_where_there_is_no_folder_auto_makes_segments_and_append_says_why(
     query.run(1)
     query.check(2)
     assert open_segments(query) == [False, False]
+
+
+def test_the_process_does_not_inherit_the_key_that_makes_tokens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[dict[str, str]] = []
+
+    def run(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        started.append(env)
+        return subprocess.CompletedProcess(command, 1, b"", b"enough")
+
+    monkeypatch.setenv(RUNTIME_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("DLSPARK_TOKEN_KEY", "the key")
+    monkeypatch.setenv("DLSPARK_TOKEN", "what it shows itself")
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(AppenderStartError, match="enough"):
+        Query("distributedlog://nowhere:1/none").run(1)
+    assert [("DLSPARK_TOKEN_KEY" in env, "DLSPARK_TOKEN" in env) for env in started] == [(False, True)]

@@ -44,7 +44,9 @@ from dlspark.spark.source.partition_reader import LogPartition, hosts_of
 from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.proxy_entries import READ_BYTES, ProxyEntries, TaskProxies
 from dlspark.spark.source.span_entries import SpanEntries, StoredEntries
+from dlspark.spark.source.task_tokens import TaskGrant, TaskToken
 from metadata.distributedlog.segments import TruncationStatus
+from metadata.security.proofs import NotAuthenticatedError
 from metadata.zookeeper.memory import MemoryStore
 from storage_node.client.reader import ReplicaReader
 
@@ -467,3 +469,18 @@ async def test_a_task_through_proxies_prefers_no_storage_nodes_host(driver_world
     assert hosts_of(spans) == ["127.0.0.1"]
     assert LogPartition(spans, driver.client_settings).value == "dlspark-hosts[127.0.0.1]"
     assert LogPartition(spans, driver.client_settings, [A]).value == "dlspark-hosts[]"
+
+
+async def test_a_refusal_ends_the_task_and_the_use_of_its_proxies(driver_world: DriverWorld, fleet: ProxyFleet) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(25))
+    (spans,) = await planned(await driver_world.driver(Scope.SOURCE_BATCH, log=name))
+    proxies = TaskProxies((A, B), PATIENT_MS, fleet.connect)
+    token = TaskToken(TaskGrant("etl", frozenset(), (name,)), "shown", 1_000.0, 60_000, 940.0)
+    for address in (A, B):
+        fleet[address].refusal = refusal_of(NotAuthenticatedError("the token is refused: it has expired"))
+    with pytest.raises(NotAuthenticatedError, match=r"ended at 1970-01-01T00:16:40\+00:00.*it has expired"):
+        await taken(ProxyEntries(proxies, spans, token), spans)
+    assert proxies.refused
+    assert sum(len(fleet[address].asked) for address in (A, B)) == 1
+    await proxies.close()

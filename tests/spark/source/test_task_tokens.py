@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +29,7 @@ from metadata.security.settings import SecuritySettings
 from storage_node.settings.client import ClientSettings
 
 URI = "distributedlog://localhost/a"
-HOUR_MS = 3_600_000
+LIFETIME_S = 12 * 3_600
 
 
 def _verifier(settings: TokenSettings) -> TokenVerifier:
@@ -85,11 +86,40 @@ def test_a_token_is_the_drivers_own_and_good_for_reading_the_querys_logs_alone(w
         ({"subscribePattern": "raw/flights-[0-9]+"}, ("raw/flights-*",)),
         ({"subscribePattern": "raw/x|other"}, ("*",)),
         ({"subscribePattern": ".*"}, ("*",)),
+        ({"subscribePattern": r"a\*b.*"}, ("a*",)),
+        ({"subscribePattern": r"a\\.*"}, ("a*",)),
         ({"assign": '["b*", "a"]'}, ("a", "b\\*")),
+        ({"assign": '["b*c", "b*c*", "a"]'}, ("a", "b*")),
+        ({"log": "n" * 300}, ("n" * 255 + "*",)),
     ],
 )
 def test_patterns_mean_all_logs_of_the_query(world: World, options: dict[str, str], patterns: tuple[str, ...]) -> None:
     assert log_patterns(world.query(**{"log": "", **options}).selection) == patterns
+
+
+@pytest.mark.parametrize(
+    ("names", "patterns"),
+    [
+        ([f"plant-{plant}/sensor-{number:03}" for plant in "ab" for number in range(200)], 40),
+        ([f"one/{number:03}-{'n' * 35}" for number in range(200)], 20),
+        ([f"{chr(0x4E00 + number)}-log" for number in range(300)], 1),
+    ],
+)
+def test_names_that_have_no_room_are_joined_by_how_they_begin(world: World, names: list[str], patterns: int) -> None:
+    query = world.query(log="", assign=json.dumps([*names, "other"]))
+    restricted = world.verifier.verify(world.mint(query).token().text).restrictions
+    assert restricted.logs is not None
+    assert len(restricted.logs) == patterns + (patterns > 1)
+    assert all(restricted.allows("read", name) for name in names)
+    assert restricted.allows("read", "another") is (patterns == 1)
+
+
+def test_what_no_token_can_say_names_the_option(world: World) -> None:
+    mint = world.mint(world.query())
+    mint._grant = replace(mint._grant, roles=frozenset(f"role-{n}-{'r' * 200}" for n in range(40)))
+    with pytest.raises(OptionError, match="more than 8192 bytes") as caught:
+        mint.token()
+    assert "tokenKeyFile" in (caught.value.advice or "")
 
 
 def test_the_key_comes_from_an_option_or_a_variable_and_is_read_anew(world: World) -> None:
@@ -98,6 +128,14 @@ def test_the_key_comes_from_an_option_or_a_variable_and_is_read_anew(world: Worl
     assert world.verifier.verify(world.mint(bare, DLSPARK_TOKEN_KEY_FILE=str(world.key_file)).token().text)
     assert world.verifier.verify(world.mint(bare, DLSPARK_TOKEN_KEY=world.key_file.read_text()).token().text)
     assert TokenMint.of(replace(world.query(), proxies=None), world.security, {}) is None
+
+
+def test_a_key_of_the_drivers_environment_leaves_plain_clusters_and_single_queries_alone(world: World) -> None:
+    by_file = {"DLSPARK_TOKEN_KEY_FILE": str(world.key_file)}
+    for variables in (by_file, {"DLSPARK_TOKEN_KEY": world.key_file.read_text()}):
+        assert TokenMint.of(world.query(tokenKeyFile=""), SecuritySettings(), variables) is None
+        assert TokenMint.of(world.query(tokenKeyFile="none"), world.security, variables) is None
+        assert TokenMint.of(world.query(tokenKeyFile=""), world.security, variables) is not None
 
 
 def test_what_cannot_make_tokens_is_refused_and_not_repeated(world: World) -> None:
@@ -117,7 +155,9 @@ def test_what_cannot_make_tokens_is_refused_and_not_repeated(world: World) -> No
     with pytest.raises(OptionError, match="does nothing without proxies"):
         world.query(proxy="")
     with pytest.raises(OptionError, match="tokenLifetime"):
-        world.query(tokenLifetime="10ms")
+        # Connections show a new token only 2 s later, and proxies read keys again every 5 s.
+        world.query(tokenLifetime="59s")
+    assert world.query(tokenLifetime="1m").token_lifetime_ms == 60_000
 
 
 def test_plans_share_a_token_until_half_of_its_time_is_over(world: World) -> None:
@@ -126,12 +166,43 @@ def test_plans_share_a_token_until_half_of_its_time_is_over(world: World) -> Non
     assert mint is not None
     mint._now_s = lambda: now[0]
     first = mint.token()
-    now[0] += 1799
+    now[0] += LIFETIME_S / 2 - 1
     assert mint.token() is first
     now[0] += 2
     second = mint.token()
     assert (second.text != first.text, second.grant == first.grant) == (True, True)
-    assert second.ends_at_s == now[0] + HOUR_MS / 1000
+    assert second.ends_at_s == now[0] + LIFETIME_S
+
+
+def test_a_key_that_is_exchanged_makes_the_next_plans_token(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mint = world.mint(world.query(Scope.SOURCE_STREAM))
+    first = mint.token()
+    reads: list[object] = []
+
+    def read(path: str) -> SigningKey:
+        reads.append(path)
+        return real(path)
+
+    real = SigningKey.read
+    monkeypatch.setattr(SigningKey, "read", read)
+    assert mint.token() is first
+    assert reads == []  # to take in an RSA key costs as much as a small batch
+    other = world.folder / "other.jwk"
+    SigningKey.make("ES256").write(other)
+    other.replace(world.key_file)
+    second = mint.token()
+    assert second.text != first.text
+    with pytest.raises(NotAuthenticatedError, match="no key here vouches"):
+        world.verifier.verify(second.text)
+    assert mint.token() is second
+    world.key_file.unlink()  # while it is exchanged in two steps
+    assert [mint.token(), mint.token()] == [second, second]
+    assert caplog.text.count("the last token stays in use") == 1
+    mint._now_s = lambda: second.ends_at_s
+    with pytest.raises(OptionError, match="cannot be read"):
+        mint.token()
 
 
 def test_a_partition_takes_it_along_and_shows_it_nowhere(world: World) -> None:
@@ -180,7 +251,8 @@ def runtime() -> Iterator[Runtime]:
 
 def test_tasks_of_a_query_share_connections_and_the_newest_token(world: World, runtime: Runtime) -> None:
     older = world.mint(world.query()).token()
-    newer = replace(older, text="newer", ends_at_s=older.ends_at_s + 60)
+    newer = replace(older, text="newer", made_at_s=older.made_at_s + 60, ends_at_s=older.ends_at_s - 60)
+    """Of a query with a shorter `tokenLifetime`, perhaps since a key was withdrawn."""
     shared = SharedProxies()
 
     async def ask(token: TaskToken) -> proxy_entries.TaskProxies:
@@ -204,6 +276,35 @@ def test_tasks_of_a_query_share_connections_and_the_newest_token(world: World, r
     assert runtime.run(ask(older)) is first  # in use: not ended
     assert len(shared._made) == KEPT_IDLE + 1
     runtime.run(_ended(shared))
+
+
+def test_proxies_that_refused_a_task_are_not_asked_by_the_next_one(
+    world: World, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = world.mint(world.query()).token()
+    shared = SharedProxies()
+
+    async def ask() -> proxy_entries.TaskProxies:
+        return shared.get(runtime, ("proxy:1",), 0, world.security, token)
+
+    first = runtime.run(ask())
+    closed: list[proxy_entries.TaskProxies] = []
+
+    async def close(proxies: proxy_entries.TaskProxies) -> None:
+        closed.append(proxies)
+
+    monkeypatch.setattr(proxy_entries.TaskProxies, "close", close)
+    first.open_readers += 1
+    first.refused = True
+    second = runtime.run(ask())
+    assert second is not first
+    assert runtime.run(ask()) is second
+    runtime.run(_ended(shared))
+    assert closed == []  # a task still reads by the first
+    first.open_readers -= 1
+    assert runtime.run(ask()) is second
+    runtime.run(_ended(shared))
+    assert (closed, next(iter(shared._made.values()))[0], shared._refused) == ([first], second, [])
 
 
 async def _ended(shared: SharedProxies) -> None:

@@ -42,6 +42,7 @@ from struct import Struct
 from typing import Final
 
 from dlspark.spark.errors import AppenderStartError, LogBusyError, PublishUnknownError
+from dlspark.spark.options.proxies import KEY_VARIABLE
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.append.appender import DEADLINE_S, BatchToAppend
 from dlspark.spark.sink.append.folders import AppenderFolder, driver_process
@@ -150,6 +151,7 @@ def _start(folder: AppenderFolder, options: Options, left_session: bytes) -> Non
     """Start the process and return once it listens. `left_session`: of the one in whose place it is."""
     # The same modules as here: what Spark's workers are given by PYTHONPATH and by other means.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment.pop(KEY_VARIABLE, None)  # it makes no tokens, and lives longer than who started it
     try:
         # The command ends as soon as the process that it leaves behind listens, so nothing has to wait for that one.
         done = subprocess.run(

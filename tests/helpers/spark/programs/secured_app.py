@@ -21,6 +21,7 @@ from typing import Any
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 import dlspark.spark
 
@@ -76,7 +77,7 @@ class Queries:
                 .trigger(availableNow=True)
                 .start()
             )
-            query.awaitTermination(180)
+            ended(query)
             with (self.directory / "progress").open("a") as file:
                 file.write(json.dumps(query.recentProgress, default=str))
         return self.numbers("copy") == list(range(ROWS))
@@ -87,7 +88,7 @@ class Queries:
         writes = frame.repartition(2).writeStream.format(FORMAT).options(**self.sink, commitMode="segments")
         checkpoint = str(self.directory / "staged")
         query = writes.option("path", self.log("staged")).option("checkpointLocation", checkpoint)
-        query.trigger(availableNow=True).start().awaitTermination(180)
+        ended(query.trigger(availableNow=True).start())
         return self.numbers("staged") == list(range(ROWS))
 
     def explain(self) -> object:
@@ -111,6 +112,12 @@ class Queries:
         self.spark.sql(f"INSERT INTO dlog.`{made}` (value) SELECT value FROM dlog.`{rows}`")
         inserted = self.spark.table(f"dlog.`{made}`").count()
         return [counted[0] if counted else None, inserted] == [ROWS, ROWS]
+
+
+def ended(query: StreamingQuery) -> None:
+    """Return once a stream has done all that there is; one that goes on would run beside the next."""
+    if not query.awaitTermination(180):
+        raise TimeoutError(f"the stream did not end in 180 s: {query.status} {query.lastProgress}")
 
 
 def main(config: dict[str, Any]) -> None:
