@@ -11,7 +11,6 @@ import pytest
 from helpers.paths import ROOT, TESTS
 from helpers.tiers import LIST, Tier, has_none_of, keep_tier, second_tier
 
-
 LONG = re.compile(r"\bpytest\.mark\.long\b")
 
 
@@ -34,7 +33,8 @@ FAST, SLOW = ItemOf("cli/test_common.py::test_x"), ItemOf("spark/test_chispa.py:
 TYPED = ItemOf("spark/sink/test_sink_appends.py::test_y[3-json-b]")
 PLAIN = ItemOf("spark/sink/test_sink_appends.py::test_y[3-raw-b]")
 FLEETS = "simulation/test_simulated_proxies.py"
-ONE, OTHER = ItemOf(f"{FLEETS}::test_x"), ItemOf(f"{FLEETS}::test_fleets_reach_what_is_to_go_wrong[of-any-kind]")
+SAME = "test_the_same_seed_gives_the_same_fleet_whatever_the_hashes_of_strings_are"
+ONE, OTHER = ItemOf(f"{FLEETS}::test_x"), ItemOf(f"{FLEETS}::{SAME}[of-any-kind]")
 
 
 @pytest.mark.parametrize(

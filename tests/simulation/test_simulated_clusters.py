@@ -51,7 +51,7 @@ MISSED_BY_FIRST = {
     "process.power-at-removal",
     "writer.LedgerClosedError",
 }
-"""Points that the first seeds did not reach when this was written. All others are reached, or nothing is tested there."""
+"""Points that the first seeds did not reach when this was written; they are to reach all others."""
 MUTATION_SEEDS = 300
 QUICK_MUTATIONS = (
     "answer-order",

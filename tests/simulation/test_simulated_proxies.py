@@ -37,7 +37,7 @@ MISSED_BY_FIRST = {
     "reading.expire",
     "reading.reader",
 }
-"""Points that the first seeds did not reach when this was written. All others are reached, or nothing is tested there."""
+"""Points that the first seeds did not reach when this was written; they are to reach all others."""
 FREQUENT_POINTS = (
     "client.came-and-went",
     "condition.fenced",
