@@ -62,8 +62,8 @@ unit: $(STAMP) $(ARCHIVE) ## the tests alone (TIER=first or second, else both; A
 notebooks: $(STAMP) ## execute the notebooks and keep their output
 	$(BIN)/python notebooks/execute.py
 
-torture: $(STAMP) ## the long seeded rounds of faults (ROUNDS=n of each kind of round, 50 if not said)
-	$(PYTEST) -m torture --rounds $(or $(ROUNDS),50) $(ARGS)
+torture: $(STAMP) $(ARCHIVE) ## the long seeded rounds of faults (ROUNDS=n of each kind of round, 50 if not said), and all else that CI leaves out
+	$(PYTEST) -m "torture or long" --rounds $(or $(ROUNDS),50) $(ARGS)
 
 secured: $(STAMP) $(ARCHIVE) ## the suites of source, sink, catalog, core, proxies and command line on secured clusters: an hour
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --secured $(SECURED) $(ARGS)

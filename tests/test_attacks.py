@@ -12,7 +12,7 @@ import grpc
 import pytest
 import pytest_asyncio
 from helpers.bookie.harness import KEY, entry
-from helpers.security.attack_kinds import HANDSHAKES, PIECES, REQUESTS, REVOKED, TOKENS, handshake, pieces
+from helpers.security.attack_kinds import GRPC_SAYS, HANDSHAKES, PIECES, REQUESTS, REVOKED, TOKENS, handshake, pieces
 from helpers.security.attacked import DOORS, OURS, Attacked, node_refuses
 from helpers.security.minting import MintedPair, now, replace_file
 from helpers.waiting import until
@@ -76,18 +76,25 @@ async def test_who_proves_itself_is_heard_at_every_door(world: Attacked) -> None
         if (kind, door) != ("revoked", "gRPC")  # which knows no lists: it is refused call by call, as below
     ],
 )
-async def test_who_does_not_prove_itself_is_not_heard(kind: str, door: str, world: Attacked) -> None:
+async def test_who_does_not_prove_itself_is_not_heard(
+    kind: str, door: str, world: Attacked, capfd: pytest.CaptureFixture[str]
+) -> None:
     context, reason = await handshake(world, kind)
     attack = asyncio.create_task(asyncio.to_thread(world.heard, door, context))
     await world.unaffected(door)
     assert not await attack
     await world.unaffected(door)
-    await refused(world, door, reason)
+    if door == "gRPC":
+        await grpc_refused(capfd, kind)
+    else:
+        await refused(world, reason)
 
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("kind", PIECES)
-async def test_what_is_no_handshake_is_not_heard(kind: str, door: str, world: Attacked) -> None:
+async def test_what_is_no_handshake_is_not_heard(
+    kind: str, door: str, world: Attacked, capfd: pytest.CaptureFixture[str]
+) -> None:
     data, plain = pieces(world, kind, door)
     attack = asyncio.create_task(asyncio.to_thread(world.thrown, door, data, plain=plain))
     await world.unaffected(door)
@@ -95,7 +102,10 @@ async def test_what_is_no_handshake_is_not_heard(kind: str, door: str, world: At
     plain_node = plain and door == "node"
     assert node_refuses(answer) if plain_node else is_of_tls(answer), answer
     await world.unaffected(door)
-    await refused(world, door, "not secured" if plain_node else "")
+    if door == "gRPC":
+        await grpc_refused(capfd, kind)
+    else:
+        await refused(world, "not secured" if plain_node else "")
 
 
 # ---------------------------------------------------------------------- tokens
@@ -369,12 +379,22 @@ async def test_no_path_leads_out_of_the_pages(world: Attacked) -> None:
 # ---------------------------------------------------------------------- helpers
 
 
-async def refused(world: Attacked, door: str, reason: str) -> None:
-    """Wait until the trail says so; gRPC makes its handshakes itself, and tells nobody of those that fail."""
-    if door == "gRPC":
-        return
+async def refused(world: Attacked, reason: str) -> None:
+    """Wait until the trail says so."""
     await until(world.refusals, every_s=0.02)
     assert reason in str(world.refusals()[0]["reason"])
+
+
+async def grpc_refused(capfd: pytest.CaptureFixture[str], kind: str) -> None:
+    """Wait until gRPC's library says so: it makes its handshakes itself, and tells the trail of none that fails."""
+    said = ""
+
+    def has_said() -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return GRPC_SAYS[kind] in said
+
+    await until(has_said, lambda: f"gRPC says {GRPC_SAYS[kind]!r}, it said {said!r}", every_s=0.02)
 
 
 def is_of_tls(answer: bytes) -> bool:

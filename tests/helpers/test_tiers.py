@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 
@@ -9,6 +10,8 @@ import pytest
 
 from helpers.paths import ROOT, TESTS
 from helpers.tiers import LIST, Tier, has_none_of, keep_tier, second_tier
+
+LONG = re.compile(r"\bpytest\.mark\.long\b")
 
 
 class NoHook:
@@ -30,7 +33,8 @@ FAST, SLOW = ItemOf("cli/test_common.py::test_x"), ItemOf("spark/test_chispa.py:
 TYPED = ItemOf("spark/sink/test_sink_appends.py::test_y[3-json-b]")
 PLAIN = ItemOf("spark/sink/test_sink_appends.py::test_y[3-raw-b]")
 FLEETS = "simulation/test_simulated_proxies.py"
-ONE, OTHER = ItemOf(f"{FLEETS}::test_x"), ItemOf(f"{FLEETS}::test_fleets_reach_what_is_to_go_wrong[of-any-kind]")
+SAME = "test_the_same_seed_gives_the_same_fleet_whatever_the_hashes_of_strings_are"
+ONE, OTHER = ItemOf(f"{FLEETS}::test_x"), ItemOf(f"{FLEETS}::{SAME}[of-any-kind]")
 
 
 @pytest.mark.parametrize(
@@ -67,17 +71,50 @@ def test_what_is_listed_is_there() -> None:
         assert not parameter.endswith(".ipynb]") or (ROOT / "notebooks" / parameter[:-1]).exists(), line
 
 
+def test_what_is_listed_is_not_left_out_of_every_tier() -> None:
+    """Nothing of a line whose tests are all `long` is run by CI, and the line looks as if it were."""
+    assert {line: which for line in second_tier() if not (which := run_by_ci(line))} == {}
+
+
+def run_by_ci(line: str) -> list[str]:
+    """Return the tests that a line names, as far as they are not marked `long` as a whole."""
+    file, _, test = line.partition("::")
+    name = test.partition("[")[0]
+    body = ast.parse((TESTS / file).read_text()).body
+    of_file = [one.value for one in body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "pytestmark"]
+    if any(LONG.search(ast.unparse(one)) for one in of_file):
+        return []
+    tests = [one for one in body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [
+        one.name
+        for one in tests
+        if (one.name == name or (not name and one.name.startswith("test_")))
+        and not any(ast.unparse(mark) == "pytest.mark.long" for mark in one.decorator_list)
+    ]
+
+
+def test_each_test_is_run_by_a_target() -> None:
+    """Those that are left out without --rounds, too."""
+    plan = planned("torture")
+    assert '-m "torture or long" --rounds 50' in plan
+
+
 def test_what_ci_runs_has_every_check_once() -> None:
     made = re.search(r"^make (.+)$", (ROOT / ".ci" / "run").read_text(), re.M)
     assert made is not None
-    plan = subprocess.run(
-        ["make", "--dry-run", "--no-print-directory", *made[1].split()],
+    plan = planned(*made[1].split())
+    assert re.findall(r"--tier (\w+)", plan) == [Tier.FIRST.value, Tier.SECOND.value]
+    for tool in ("ruff check", "ruff format --check", "bin/mypy", "lint-imports"):
+        assert plan.count(tool) == 1, tool
+
+
+def planned(*targets: str) -> str:
+    """Return the commands of targets."""
+    return subprocess.run(
+        ["make", "--dry-run", "--no-print-directory", *targets],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     ).stdout
-    assert re.findall(r"--tier (\w+)", plan) == [Tier.FIRST.value, Tier.SECOND.value]
-    for tool in ("ruff check", "ruff format --check", "bin/mypy", "lint-imports"):
-        assert plan.count(tool) == 1, tool

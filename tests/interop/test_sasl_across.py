@@ -1,4 +1,7 @@
-"""DIGEST-MD5 across: clients of Java's at our node, ours at a real bookie, on plain connections and inside TLS."""
+"""DIGEST-MD5 across: clients of Java's at our node, ours at a real bookie, on plain connections and inside TLS.
+
+Without --rounds: the newest Java, each side's client once, inside TLS.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.interop.clusters import VERSIONS, InteropCluster, JavaBookies, JavaProcesses, OurBookie
+from helpers.interop.clusters import NEWEST, VERSIONS, InteropCluster, JavaBookies, JavaProcesses, OurBookie
 from helpers.interop.ledgers import SIZES, as_java_tells, java_adds, java_creates, java_reads, payloads, we_add, we_read
+from helpers.rounds import with_rounds
 from helpers.security.minting import MintedAuthority
 
 from dlspark.testing.java_process import JavaTool
 from metadata.foundation.errors import DistributedLogError
 from storage_node.settings.client import ClientSettings
 
-pytestmark = pytest.mark.long
 OF_NODES = "org.apache.bookkeeper.sasl.SASLBookieAuthProviderFactory"
 OF_CLIENTS = "org.apache.bookkeeper.sasl.SASLClientProviderFactory"
 SECTION = "saslJaasClientSectionName"
@@ -82,7 +85,7 @@ def tls_keys(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=[NEWEST, *with_rounds(*VERSIONS[1:])])
 def java_with_users(
     request: pytest.FixtureRequest, processes: JavaProcesses, zk: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[JavaTool, Path, str]]:
@@ -99,7 +102,7 @@ def java_with_users(
         tool.stop()
 
 
-@pytest.fixture(scope="module", params=["plain", "TLS"])
+@pytest.fixture(scope="module", params=["TLS", *with_rounds("plain")])
 def sides(
     request: pytest.FixtureRequest,
     java_with_users: tuple[JavaTool, Path, str],
@@ -124,8 +127,8 @@ def sides(
         yield Sides(java, jaas, keys, of_one(zk, roots["ours"], (ours.id,)), theirs.cluster)
 
 
-@pytest.mark.parametrize("section", ["BookKeeper", "Umlauts"])
-@pytest.mark.parametrize("version_2", [False, True], ids=["v3", "v2"])
+@pytest.mark.parametrize("section", ["BookKeeper", *with_rounds("Umlauts")])
+@pytest.mark.parametrize("version_2", [False, *with_rounds(True)])
 async def test_a_java_client_proves_itself_to_our_node(sides: Sides, section: str, version_2: bool) -> None:
     ask = sides.asks(sides.ours, {**sides.of_java(section), "useV2WireProtocol": version_2})
     ledger = await java_creates(ask, **ONE)
@@ -136,7 +139,8 @@ async def test_a_java_client_proves_itself_to_our_node(sides: Sides, section: st
         assert await we_read(client, ledger["ledger"]) == payloads(SIZES)
 
 
-@pytest.mark.parametrize("version_2", [False, True], ids=["v3", "v2"])
+@pytest.mark.long
+@pytest.mark.parametrize("version_2", [False, True])
 @pytest.mark.parametrize("section", [*IN_VAIN, None])
 async def test_a_java_client_without_a_proof_is_refused_by_our_node(
     sides: Sides, section: str | None, version_2: bool
@@ -153,7 +157,7 @@ async def test_a_java_client_without_a_proof_is_refused_by_our_node(
         await reader.close()
 
 
-@pytest.mark.parametrize("section", ["BookKeeper", "Umlauts"])
+@pytest.mark.parametrize("section", ["BookKeeper", *with_rounds("Umlauts")])
 async def test_our_client_proves_itself_to_a_real_bookie(sides: Sides, section: str) -> None:
     async with sides.theirs.client(sides.of_ours(section)) as client:
         writer = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
@@ -164,6 +168,7 @@ async def test_our_client_proves_itself_to_a_real_bookie(sides: Sides, section: 
     assert await java_reads(ask, writer.ledger_id) == as_java_tells(payloads(SIZES))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("section", [*IN_VAIN, None])
 async def test_our_client_without_a_proof_is_refused_by_a_real_bookie(sides: Sides, section: str | None) -> None:
     settings = ClientSettings.from_mapping({"addEntryTimeoutSec": 2, "startTLSTimeoutSecs": 2}, sides.of_ours(section))
@@ -173,6 +178,7 @@ async def test_our_client_without_a_proof_is_refused_by_a_real_bookie(sides: Sid
             await we_add(writer, (1,))
 
 
+@pytest.mark.long
 async def test_a_java_client_with_a_proof_goes_on_at_a_node_that_asks_for_none(
     sides: Sides, ours: InteropCluster
 ) -> None:

@@ -1,4 +1,7 @@
-"""Mutual TLS across: Java's clients and ours on storage nodes of both kinds in one ensemble, by upstream's own keys."""
+"""Mutual TLS across: Java's clients and ours on storage nodes of both kinds in one ensemble, by upstream's own keys.
+
+Without --rounds: the newest Java, each side's client once, keys in PEM files.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.interop.clusters import VERSIONS, InteropCluster, JavaBookies, JavaProcesses, OurBookie
+from helpers.interop.clusters import NEWEST, VERSIONS, InteropCluster, JavaBookies, JavaProcesses, OurBookie
 from helpers.interop.ledgers import SIZES, as_java_tells, java_adds, java_creates, java_reads, payloads, we_add, we_read
 from helpers.interop.secured import BY_ROLE, HOSTS, Keys, pem_keys, store_keys
+from helpers.rounds import with_rounds
 from helpers.security.minting import MintedAuthority
 
 from dlspark.testing.java_process import JavaTool
 from metadata.foundation.errors import DistributedLogError
 from storage_node.settings.client import ClientSettings
 
-pytestmark = pytest.mark.long
+KINDS = ["pem", *with_rounds("pkcs12", "jks")]
 WHOLE = {"ensemble": 3, "write_quorum": 3, "ack_quorum": 3}
 
 
@@ -49,7 +53,7 @@ def ours(keys: Mapping[str, str]) -> ClientSettings:
     return ClientSettings.from_mapping({"addEntryTimeoutSec": 5, "readEntryTimeoutSec": 5, **keys})
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=[NEWEST, *with_rounds(*VERSIONS[1:])])
 def secured(
     request: pytest.FixtureRequest, processes: JavaProcesses, zk: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Secured]:
@@ -71,8 +75,8 @@ def secured(
         yield Secured(java, InteropCluster(zk, root, bookies, lambda _: None, lambda: False), authority, folder)
 
 
-@pytest.mark.parametrize("kind", ["pem", "pkcs12", "jks"])
-@pytest.mark.parametrize("version_2", [False, True], ids=["v3", "v2"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("version_2", [False, *with_rounds(True)])
 async def test_a_java_client_writes_to_both_kinds_of_nodes_and_ours_reads(
     secured: Secured, kind: str, version_2: bool
 ) -> None:
@@ -86,7 +90,7 @@ async def test_a_java_client_writes_to_both_kinds_of_nodes_and_ours_reads(
         assert await we_read(client, ledger["ledger"]) == payloads(SIZES)
 
 
-@pytest.mark.parametrize("kind", ["pem", "pkcs12", "jks"])
+@pytest.mark.parametrize("kind", KINDS)
 async def test_our_client_writes_to_both_kinds_of_nodes_and_java_reads(secured: Secured, kind: str) -> None:
     keys = secured.keys("client", kind)
     async with secured.cluster.client(ours(keys)) as client:
@@ -97,6 +101,7 @@ async def test_our_client_writes_to_both_kinds_of_nodes_and_java_reads(secured: 
     assert await java_reads(secured.ask(keys), writer.ledger_id) == as_java_tells(payloads(SIZES))
 
 
+@pytest.mark.long
 async def test_each_side_fences_and_recovers_the_others_ledger(secured: Secured) -> None:
     keys = secured.keys("client")
     ask = secured.ask(keys)
@@ -113,7 +118,8 @@ async def test_each_side_fences_and_recovers_the_others_ledger(secured: Secured)
             await writer.add(b"after the fence")
 
 
-@pytest.mark.parametrize("version_2", [False, True], ids=["v3", "v2"])
+@pytest.mark.long
+@pytest.mark.parametrize("version_2", [False, True])
 @pytest.mark.parametrize("who", ["plain", "another role", "no role", "another authority"])
 async def test_who_may_not_is_refused_by_nodes_of_either_kind(secured: Secured, who: str, version_2: bool) -> None:
     good = ours(secured.keys("client"))

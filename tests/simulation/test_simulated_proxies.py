@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -20,6 +20,24 @@ FIRST_SEEDS = (0, 1, 2, 3, 8)
 SEEDS = 24
 MORE_SEEDS = 300
 """Within which every point is reached."""
+MISSED_BY_FIRST = {
+    "client.replaced",
+    "client.replaced-wakes",
+    "condition.in-doubt",
+    "log.ProducerFencedError",
+    "log.unknown-kept",
+    "metadata.doubt",
+    "net.broken-link",
+    "net.unknown-delivery",
+    "node.kill",
+    "node.pause",
+    "proxy.balanced",
+    "proxy.slow-path",
+    "read.resumed",
+    "reading.expire",
+    "reading.reader",
+}
+"""Points that the first seeds did not reach when this was written; they are to reach all others."""
 FREQUENT_POINTS = (
     "client.came-and-went",
     "condition.fenced",
@@ -61,6 +79,13 @@ def test_no_fleet_loses_doubles_or_disorders_a_record_and_all_serve_again(seed: 
         assert {one.kind for one in reports} == set(KINDS)
         assert any(one.points["fleet.readers"] for one in reports)
         assert any(one.points["fleet.conditions"] for one in reports)
+        assert set(FLEET_POINTS) >= MISSED_BY_FIRST
+        missing = missing_of(reports, sorted(set(FLEET_POINTS) - MISSED_BY_FIRST))
+        # A change of the code changes what a seed reaches: then another one of the next few does.
+        for other in (one for one in range(2 * SEEDS) if one not in FIRST_SEEDS):
+            if missing:
+                missing = missing_of(passed((other,)), missing)
+        assert missing == []
 
 
 @pytest.mark.long
@@ -68,10 +93,15 @@ def test_no_fleet_loses_doubles_or_disorders_a_record_and_all_serve_again(seed: 
 def test_fleets_reach_what_is_to_go_wrong(rounds: int | None) -> None:
     reports = passed(range(max(rounds or 0, SEEDS)))
     print(fleet_table(reports))
+    assert missing_of(reports, FLEET_POINTS if len(reports) >= MORE_SEEDS else FREQUENT_POINTS) == []
+
+
+def missing_of(reports: Iterable[FleetReport], points: Iterable[str]) -> list[str]:
+    """Return the points that none of the fleets has reached."""
     summary = RunsSummary()
     for report in reports:
         summary.add(report)
-    assert summary.missing(FLEET_POINTS if len(reports) >= MORE_SEEDS else FREQUENT_POINTS) == []
+    return summary.missing(points)
 
 
 def passed(seeds: Sequence[int]) -> list[FleetReport]:

@@ -51,6 +51,25 @@ HANDSHAKES = {
 PIECES = ("plain request", "noise", "a cut hello", "a replayed session", "an endless hello", "an alert")
 """What is sent where a handshake is to be."""
 
+GRPC_SAYS = {
+    "no certificate": "PEER_DID_NOT_RETURN_A_CERTIFICATE",
+    "foreign authority": "unable to get local issuer certificate",
+    "impostor authority": "certificate signature failure",
+    "signed by itself": "KEY_USAGE_BIT_INCORRECT",
+    "signed by a client": "invalid CA certificate",
+    "expired": "certificate has expired",
+    "not yet valid": "certificate is not yet valid",
+    "good for servers alone": "unsupported certificate purpose",
+    "TLS 1.0 and 1.1": "UNSUPPORTED_PROTOCOL",
+    "weak cipher": "NO_SHARED_CIPHER",
+    "plain request": "WRONG_VERSION_NUMBER",
+    "noise": "WRONG_VERSION_NUMBER",
+    "a cut hello": "",
+    "a replayed session": "BAD_DECRYPT",
+    "an endless hello": "EXCESSIVE_MESSAGE_SIZE",
+    "an alert": "SSLV3_ALERT_HANDSHAKE_FAILURE",
+}
+"""What gRPC's own library writes to standard error: the trail has no line of it, and the client sees an end alone."""
 
 TOKENS: dict[str, Callable[[Attacked], str]] = {
     "alg none": lambda world: unsigned(world, "none"),

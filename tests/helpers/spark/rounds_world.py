@@ -207,6 +207,7 @@ class Stream:
         *,
         tables: bool = False,
         one_log: bool = False,
+        several_logs: bool = False,
         typed: bool = False,
     ) -> None:
         rng = random.Random(name)
@@ -215,6 +216,8 @@ class Stream:
         routed = rng.random() < 0.3 and not tables
         names = "abcde"[: rng.randint(2, 5)] if tables else ("012" if routed else "abc")[: rng.randint(1, 3)]
         names = names[:1] if one_log else names  # batches of up to 512 KiB are appended then
+        if several_logs and len(names) == 1:  # and those for several are staged
+            names = "012" if routed else "abc"
         directory.mkdir()
         self.spark = spark
         self.checkpoint = directory / "checkpoint"

@@ -4,7 +4,8 @@ A round is two to four batches of a streaming query into one to three logs, or o
 five logs under one number (`txnAppId`, `txnVersion`) in several writes; one fault, and at its end the same questions:
 each row once and in order, every batch whole, nothing left after a sweep. Session and query live on from round to
 round, and the faults meet each other's traces; only the fault that is the driver's own death starts another session.
-Rounds on `local` run with --rounds only: those on a cluster begin with the same fault. With --rounds all of this runs
+Without --rounds there are two: batches that are staged into several logs on a cluster, and such as are appended to one
+log on `local[2]`, each with a task that fails when it has written and runs again. With --rounds all of this runs
 with typed frames as well, in sessions of their own, whose streams differ in the format of the records. Rounds without
 Spark: `test_exactly_once_rounds`.
 """
@@ -68,6 +69,7 @@ class Place:
                 name,
                 tables=self._tables,
                 one_log=self._one_log,
+                several_logs=number == 0 and not self._one_log,
                 typed=self._typed,
             )
             self._number = number
@@ -363,7 +365,6 @@ def test_a_round_on_local_leaves_one_copy(sandbox: Sandbox, local: Place, tmp_pa
     run_round(sandbox, local, tmp_path, round_seed)
 
 
-@pytest.mark.long
 def test_a_round_of_batches_that_are_appended_leaves_one_copy(
     sandbox: Sandbox, appended: Place, tmp_path: Path, round_seed: int
 ) -> None:

@@ -101,9 +101,9 @@ class Held:
     ("mode", "what"),
     [
         ("append", "nodes die"),
-        ("append", "ZooKeeper dies"),
         ("segments", "nodes stand still"),
-        *pairs_with_rounds(("append", "nodes stand still"), ("segments", "nodes die"), ("segments", "ZooKeeper dies")),
+        ("segments", "ZooKeeper dies"),
+        *pairs_with_rounds(("append", "nodes stand still"), ("append", "ZooKeeper dies"), ("segments", "nodes die")),
     ],
 )
 def test_what_comes_back_in_time_is_waited_for(

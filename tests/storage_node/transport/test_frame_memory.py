@@ -149,5 +149,7 @@ async def dial(port: int) -> socket.socket:
 def _receive_all(peer: socket.socket, size: int) -> bytes:
     received = bytearray()
     while len(received) < size:
-        received += peer.recv(1 << 20)
+        piece = peer.recv(1 << 20)
+        assert piece, f"the peer has closed after {len(received)} bytes"
+        received += piece
     return bytes(received)
