@@ -283,7 +283,7 @@ async def test_tokens_that_are_refused(secured: Secured) -> None:
 
 async def test_whoever_guesses_tokens_is_closed_after_three(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FramesClient, "_prove", _asks_nothing_first)
-    await secured.start()
+    await secured.start(first_request_ms=3_600_000)  # else the end of that time would close it
     client = await secured.client(secured.credentials())
     answers = await asyncio.gather(*(client.call(Handshake(token=b"a.b.%d" % number)) for number in range(5)))
     assert all(isinstance(answer, Refusal) for answer in answers)

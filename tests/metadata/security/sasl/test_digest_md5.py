@@ -158,6 +158,8 @@ def test_a_server_that_does_not_know_the_password_is_not_believed() -> None:
         (b"charset=utf-8", b"charset=utf-16"),
         (b"nc=00000001", b"nc=00000001,nc=00000001"),
         (b"cnonce=", b"conce="),
+        (b'cnonce="', b'cnonce="another'),
+        (b'username="', b'username="another'),
     ],
 )
 def test_what_belongs_to_the_proof_cannot_be_changed(was: bytes, becomes: bytes) -> None:
