@@ -130,6 +130,7 @@ def test_regions_are_listed_closed_and_opened(shell: Shell, cli_sandbox: Sandbox
         *("--set", "bkEnsemblePlacementDnsResolverClass=announced", "--set", "bkc.ensemblePlacementPolicy=regionaware"),
         *("--set", "bkc.enforceMinNumFaultDomainsForWrite=true"),
     ]
+    shell.write("unplaced", ["a"])
     asyncio.run(announce("/eu/r1", "/us/r1", None))
     try:
         found_none = "These settings find no location of 2 storage nodes, for they go by the names of hosts: they are"

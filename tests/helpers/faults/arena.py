@@ -124,6 +124,7 @@ class Arena:
         settings = {
             "bookiePort": str(NODE_PORT),
             "listeningAddress": address,
+            "insecureListen": "allow",
             "advertisedAddress": address,
             "journalDirectories": str(home / "journal"),
             "ledgerDirectories": str(home / "ledgers"),

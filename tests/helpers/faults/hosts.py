@@ -173,7 +173,7 @@ def initialise(name: str, zookeeper: str) -> int:
 
 def zookeeper(name: str, directory: str, host: str, port: int, tick_ms: int) -> int:
     """Run a ZooKeeper server and print, before it, the number of its process; it is killed with this process."""
-    with EmbeddedZooKeeper(Path(directory), host=host, port=port, tick_ms=tick_ms) as server:
+    with EmbeddedZooKeeper(Path(directory), host=host, port=port, tick_ms=tick_ms, insecure_listen=True) as server:
         print(server.pid, flush=True)
         sys.stdin.read()
     return 0
