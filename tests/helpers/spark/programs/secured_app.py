@@ -21,7 +21,7 @@ from typing import Any
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 import dlspark.spark
 
