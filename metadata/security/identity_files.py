@@ -137,7 +137,7 @@ def password_of(place: str) -> bytes | None:
             f"the environment variable {name}, which is to hold a password, is not set, or empty",
             advice="Set it for this process (a task has the environment of its executor), or name a file",
         )
-    return found.strip().encode()
+    return os.fsencode(found.strip())  # any bytes, as they were given
 
 
 def is_variable(place: str) -> bool:

@@ -103,11 +103,12 @@ async def _connect(uri: str) -> AsyncNamespace:
 
 
 async def answer(
-    request: Json, uri: Callable[[], str], connect: Connect = _connect, session: Mapping[str, str] | None = None
+    request: Json, uri: Callable[[], str], connect: Connect | None = None, session: Mapping[str, str] | None = None
 ) -> Json:
     """Return the answer to a question: its result, or the error that the Java side has to raise.
 
     `uri` gives the URI of the catalog's namespace, or raises OptionError. `session`: its defaults of options.
+    `connect` opens a namespace; None: as the environment says, and for questions about a query as its options say.
     """
     operation = str(request["operation"])
     try:
@@ -119,7 +120,7 @@ async def answer(
             return {"result": await _about_rows(operation, request, session or {}, connect)}
         defaults = checked_properties(_texts(request, "defaults"))
         place = uri()
-        namespace = await open_namespace(place, connect)
+        namespace = await open_namespace(place, connect or _connect)
         try:
             return {"result": await Catalog(namespace, place, defaults).do(operation, request)}
         finally:
@@ -460,7 +461,7 @@ class Catalog:
         )
 
 
-async def _columns(request: Json, session: Mapping[str, str], connect: Connect) -> StructType:
+async def _columns(request: Json, session: Mapping[str, str], connect: Connect | None) -> StructType:
     """Return the columns that the user has named, checked to be some of those that there are, and with the version of
     what the log declares if they are its own. Raises SchemaError, or what looking at the log raises."""
     schema = StructType.fromJson(json.loads(str(request["schema"])))
@@ -485,7 +486,7 @@ def _check_slash(name: str) -> None:
         validate_name(name)
 
 
-async def _about_rows(operation: str, request: Json, session: Mapping[str, str], connect: Connect) -> object:
+async def _about_rows(operation: str, request: Json, session: Mapping[str, str], connect: Connect | None) -> object:
     """Return what is known of the rows of one read, from metadata and a few entries."""
     raw = _texts(request, "options")
     options = Options(unpacked(raw, Scope.SOURCE_BATCH), Scope.SOURCE_BATCH, session)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 
 import pytest
@@ -15,7 +15,10 @@ from pyspark.sql.types import StructType
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.settings.settings import Settings
 from dlspark.spark.catalog.creation import check_layout, own_properties
+from dlspark.spark.catalog.requests import answer
 from dlspark.spark.catalog.scan import Pushed, Rows, RowsOfLog, exact, filters_of
 from dlspark.spark.catalog.tables import (
     HANDLE,
@@ -35,6 +38,7 @@ from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.log_spans import Take
 from metadata.distributedlog.segments import TruncationStatus
 from metadata.foundation.errors import InvariantViolation
+from metadata.zookeeper.memory import MemoryStore
 
 
 async def ask(driver_world: DriverWorld, operation: str, **words: object) -> object:
@@ -548,6 +552,25 @@ async def test_aggregates_from_metadata_are_those_of_the_rows(driver_world: Driv
     assert isinstance(statistics, dict)
     assert statistics["rows"] == 60
     assert statistics["bytes"] > 60 * 3
+
+
+@pytest.mark.parametrize("operation", ["statistics", "summarise"])
+async def test_a_question_about_a_query_opens_the_namespace_as_its_options_say(
+    operation: str, driver_world: DriverWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await driver_world.create("t")
+    opened: list[str] = []
+
+    async def open_it(uri: str, settings: Mapping[str, object]) -> AsyncNamespace:
+        opened.append(Settings.from_mapping(settings).security_directory)
+        store = MemoryStore(driver_world.tree)
+        return await AsyncNamespace.over(store, uri, own=(store,))
+
+    monkeypatch.setattr(AsyncNamespace, "open", open_it)
+    options = await read_options(driver_world, "t", **{"tls.directory": "/here"})
+    said = await answer({"operation": operation, "options": options, "functions": list(FUNCTIONS)}, lambda: URI)
+    assert "result" in said, said
+    assert opened == ["/here"]
 
 
 async def test_aggregates_that_metadata_does_not_tell_are_not_answered(driver_world: DriverWorld) -> None:

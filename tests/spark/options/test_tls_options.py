@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from dlspark.spark.sink.session import settings_of
 from dlspark.spark.source.selection import SourceQuery
 from metadata.security.errors import IdentityError
 from metadata.security.identity import TlsFiles, TlsIdentity
+from metadata.security.identity_files import password_of
 from metadata.security.settings import SecurityMode, SecuritySettings
 
 SECRET = "s3cret-by-value"
@@ -141,3 +143,9 @@ def test_a_store_opens_with_the_password_of_a_variable(tmp_path: Path, monkeypat
     identity = TlsIdentity(files)
     assert identity.own_certificate is not None
     assert identity.refresh() is False
+
+
+def test_a_password_of_a_variable_may_be_any_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    latin = "geheim\xfc".encode("latin-1")
+    monkeypatch.setenv("KEY_PASSWORD", os.fsdecode(latin))
+    assert password_of("env:KEY_PASSWORD") == latin
