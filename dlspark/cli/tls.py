@@ -182,6 +182,7 @@ def _found(place: Path) -> Iterator[dict[str, Json]]:
     """Yield what each certificate of an identity folder or file says. Raises CallerError."""
     from metadata.security.certificates import CERTIFICATE, REVOCATIONS, pem_blocks, read_certificate, read_revocations
     from metadata.security.identity import CERTIFICATE_FILE, REVOKED_FILE
+    from metadata.security.revocations import lists_about
 
     file = place / CERTIFICATE_FILE if place.is_dir() else place
     beside = file.parent / REVOKED_FILE
@@ -197,7 +198,7 @@ def _found(place: Path) -> Iterator[dict[str, Json]]:
         advice = "Name a PEM file, an identity folder or an authority's"
         raise CallerError("there is no certificate in it", path=str(file), advice=advice)
     for one in facts:
-        revoked = any(found.issuer == one.issuer and one.serial in found.serials for found in lists)
+        revoked = any(one.serial in found.serials for found in lists_about(one, lists))
         yield _certificate(one, revoked)
 
 

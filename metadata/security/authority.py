@@ -343,9 +343,12 @@ class CertificateAuthority:
     def _lists_for(self, folder: Path) -> bytes:
         """Return this authority's list and those of others in the folder."""
         mine = self._read(REVOKED_FILE)
-        issuer = read_revocations(pem_blocks(mine)[0].body).issuer
-        found = _blocks_in(folder / REVOKED_FILE, REVOCATIONS)
-        return b"".join((mine, *(one.text for one in found if read_revocations(one.body).issuer != issuer)))
+        own = read_revocations(pem_blocks(mine)[0].body)
+        found = [(one.text, read_revocations(one.body)) for one in _blocks_in(folder / REVOKED_FILE, REVOCATIONS)]
+        # A list of this authority from before may lack its key's number, and its name is no other one's.
+        mine_too = {None, own.authority_key_id}
+        others = [text for text, one in found if one.issuer != own.issuer or one.authority_key_id not in mine_too]
+        return b"".join((mine, *others))
 
     def _write_list(self) -> None:
         """Write the list of what is revoked."""
@@ -357,6 +360,7 @@ class CertificateAuthority:
             .issuer_name(certificate.subject)
             .last_update(now - _SKEW)
             .next_update(now + timedelta(days=LIST_DAYS))
+            .add_extension(library.x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
         )
         for name in self.names():
             for one in name.certificates:

@@ -11,7 +11,7 @@ import binascii
 import ipaddress
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from typing import Final, TypeAlias
@@ -40,6 +40,9 @@ _SHORT_NAMES: Final = {
 }
 _SUBJECT_ALTERNATIVES: Final = "2.5.29.17"
 _BASIC_CONSTRAINTS: Final = "2.5.29.19"
+_SUBJECT_KEY: Final = "2.5.29.14"
+_AUTHORITY_KEY: Final = "2.5.29.35"
+_KEY_ID: Final = 0x80
 _EMAIL, _DNS, _URI, _ADDRESS = 0x81, 0x82, 0x86, 0x87
 _EXTENSIONS: Final = 0xA3
 _LIST_EXTENSIONS: Final = 0xA0
@@ -72,6 +75,15 @@ class CertificateFacts:
     """SHA-256 of the whole certificate, in hexadecimal digits."""
     key: bytes
     """The public key with its algorithm, DER (`SubjectPublicKeyInfo`)."""
+    key_id: bytes | None = None
+    """By which others name this key (`subjectKeyIdentifier`); None: it does not say."""
+    authority_key_id: bytes | None = None
+    """Which key of its authority has signed it (`authorityKeyIdentifier`); None: it does not say."""
+
+    def may_be_signed_by(self, issuer: Name, key_id: bytes | None) -> bool:
+        """Return whether one of this name and key may have signed it. Authorities may share a name, and the numbers of
+        their keys tell them apart, where both sides say them: so OpenSSL has it, which verifies the signature."""
+        return self.issuer == issuer and (None in (key_id, self.authority_key_id) or key_id == self.authority_key_id)
 
     def ends_soon(self, now_s: float) -> bool:
         """Return whether less than a third of its time is left."""
@@ -94,6 +106,8 @@ class RevocationList:
     serials: frozenset[int]
     part: bytes = b""
     """Which of the authority's certificates it is about, as it says it (`issuingDistributionPoint`); empty: all."""
+    authority_key_id: bytes | None = None
+    """Which key of the authority has signed it, as in certificates; None: it does not say."""
 
     def ends_soon(self, now_s: float) -> bool:
         """Return whether less than a third of its time is left."""
@@ -160,7 +174,7 @@ def read_certificate(der: bytes) -> CertificateFacts:
     times = validity.expect(SEQUENCE).children()
     if len(times) != 2:
         raise DerError("a certificate's validity is not two times")
-    alternatives, is_authority = _read_extensions(signed[6:])
+    found = _read_extensions(signed[6:])
     attributes = _attributes(subject)
     return CertificateFacts(
         serial=serial.integer(),
@@ -171,13 +185,15 @@ def read_certificate(der: bytes) -> CertificateFacts:
         attributes=attributes,
         not_before_s=times[0].time_s(),
         not_after_s=times[1].time_s(),
-        dns_names=tuple(_ia5(one) for one in alternatives if one.tag == _DNS),
-        addresses=tuple(_address(one) for one in alternatives if one.tag == _ADDRESS),
-        uris=tuple(_ia5(one) for one in alternatives if one.tag == _URI),
-        emails=tuple(_ia5(one) for one in alternatives if one.tag == _EMAIL),
-        is_authority=is_authority,
+        dns_names=tuple(_ia5(one) for one in found.alternatives if one.tag == _DNS),
+        addresses=tuple(_address(one) for one in found.alternatives if one.tag == _ADDRESS),
+        uris=tuple(_ia5(one) for one in found.alternatives if one.tag == _URI),
+        emails=tuple(_ia5(one) for one in found.alternatives if one.tag == _EMAIL),
+        is_authority=found.is_authority,
         fingerprint=sha256(der).hexdigest(),
         key=key.whole,
+        key_id=found.key_id,
+        authority_key_id=found.authority_key_id,
     )
 
 
@@ -196,12 +212,14 @@ def read_revocations(der: bytes) -> RevocationList:
     if rest and rest[0].tag not in (SEQUENCE, _LIST_EXTENSIONS):
         next_update_s = rest.pop(0).time_s()
     entries = rest.pop(0).children() if rest and rest[0].tag == SEQUENCE else []
-    part = b""
-    for extension in _extensions(rest, _LIST_EXTENSIONS):
-        if extension[0] == "2.5.29.27":
+    part, key_id = b"", None
+    for number, value in _extensions(rest, _LIST_EXTENSIONS):
+        if number == "2.5.29.27":
             raise DerError("a revocation list has changes only, not all that is revoked")
-        if extension[0] == "2.5.29.28":
-            part = extension[1]
+        if number == "2.5.29.28":
+            part = value
+        elif number == _AUTHORITY_KEY:
+            key_id = _authority_key(value)
     serials: set[int] = set()
     for entry in entries:
         fields = entry.expect(SEQUENCE).children()
@@ -210,7 +228,8 @@ def read_revocations(der: bytes) -> RevocationList:
         serials.add(fields[0].integer())
     parts = _parts(issuer)
     issued_s = this_update.time_s()
-    return RevocationList(_comparable(parts), name_text(parts), issued_s, next_update_s, frozenset(serials), part)
+    name = _comparable(parts)
+    return RevocationList(name, name_text(parts), issued_s, next_update_s, frozenset(serials), part, key_id)
 
 
 def name_text(parts: Iterable[Iterable[tuple[str, str]]]) -> str:
@@ -256,24 +275,41 @@ def _escaped(value: str) -> str:
     return text[:-1] + "\\ " if text.endswith(" ") and text != "\\ " else text
 
 
-def _read_extensions(fields: list[Element]) -> tuple[list[Element], bool]:
-    """Return the alternative names of a subject, and whether it is an authority."""
-    names: list[Element] = []
-    is_authority = False
+@dataclass(slots=True)
+class _Extensions:
+    alternatives: list[Element] = field(default_factory=list)
+    is_authority: bool = False
+    key_id: bytes | None = None
+    authority_key_id: bytes | None = None
+
+
+def _read_extensions(fields: list[Element]) -> _Extensions:
+    """Return what a certificate's extensions say of its subject, and of who has signed it."""
+    found = _Extensions()
     for number, value in _extensions(fields, _EXTENSIONS):
         if number == _SUBJECT_ALTERNATIVES:
-            names = only_element(value).expect(SEQUENCE).children()
+            found.alternatives = only_element(value).expect(SEQUENCE).children()
         elif number == _BASIC_CONSTRAINTS:
             constraints = only_element(value).expect(SEQUENCE).children()
-            is_authority = bool(constraints) and constraints[0].whole == b"\x01\x01\xff"
-    return names, is_authority
+            found.is_authority = bool(constraints) and constraints[0].whole == b"\x01\x01\xff"
+        elif number == _SUBJECT_KEY:
+            found.key_id = only_element(value).expect(OCTET_STRING).content
+        elif number == _AUTHORITY_KEY:
+            found.authority_key_id = _authority_key(value)
+    return found
+
+
+def _authority_key(value: bytes) -> bytes | None:
+    """Return the number of the key in an `authorityKeyIdentifier` (RFC 5280, 4.2.1.1), which may name it otherwise."""
+    parts = only_element(value).expect(SEQUENCE).children()
+    return next((one.content for one in parts if one.tag == _KEY_ID), None)
 
 
 def _extensions(fields: list[Element], tag: int) -> Iterable[tuple[str, bytes]]:
-    for field in fields:
-        if field.tag != tag:
+    for each in fields:
+        if each.tag != tag:
             continue
-        for extension in only_element(field.content).expect(SEQUENCE).children():
+        for extension in only_element(each.content).expect(SEQUENCE).children():
             parts = extension.expect(SEQUENCE).children()
             if len(parts) not in (2, 3):
                 raise DerError("an extension is not a number and a value")

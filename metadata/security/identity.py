@@ -26,9 +26,9 @@ import ssl
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, Protocol, TypeAlias
 
 from metadata.security.certificate_paths import path_objection
 from metadata.security.certificates import (
@@ -59,6 +59,7 @@ from metadata.security.identity_files import (
     read_file,
 )
 from metadata.security.principals import Principal, PrincipalMapping
+from metadata.security.revocations import lists_in_force, lists_missing, revocation_objection
 from metadata.security.secrets import Secret
 from metadata.security.stores import StoreError, authorities_of_store, key_of_store, store_error
 
@@ -171,8 +172,12 @@ class _Generation:
     server: ssl.SSLContext | None
     client: ssl.SSLContext
     authorities: tuple[CertificateFacts, ...]
-    trusted: frozenset[Name]
+    trusted: frozenset[_Signer]
     lists: tuple[RevocationList, ...] | None
+
+
+_Signer: TypeAlias = tuple[Name, bytes | None, bytes]
+"""Name, number of the key, and key of what is believed: an authority, or one peer."""
 
 
 class TlsIdentity:
@@ -207,7 +212,7 @@ class TlsIdentity:
         reading = self._read(None)
         self._current = self._make(reading.material, None)
         self._signatures, self._settled = reading.signatures, reading.settled
-        self._ever_trusted: frozenset[Name] = self._current.trusted
+        self._ever_trusted: frozenset[_Signer] = self._current.trusted
         self._warn_of_end()
         for path in (files.key, files.key_password):
             if path and open_to_all(path):
@@ -316,22 +321,11 @@ class TlsIdentity:
             return f"it ended at {moment_text(facts.not_after_s)}"
         if now < facts.not_before_s:
             return f"it begins at {moment_text(facts.not_before_s)} only"
-        # By its own name, too: a trust store may have the certificates of single peers.
-        names = {facts.issuer, facts.subject}
-        if names & self._ever_trusted and not names & current.trusted:
+        if _is_among(facts, self._ever_trusted) and not _is_among(facts, current.trusted):
             return f"its authority, {facts.issuer_text}, is not believed any more"
         if current.lists is None:
             return None
-        lists = [one for one in current.lists if one.issuer == facts.issuer]
-        if not lists:
-            # As OpenSSL has it. There may be lists only since the handshake, and gRPC's looks at none.
-            return f"its authority, {facts.issuer_text}, has no revocation list"
-        for one in lists:
-            if one.next_update_s is not None and now >= one.next_update_s:
-                return f"the revocation list of {facts.issuer_text} ended at {moment_text(one.next_update_s)}"
-            if facts.serial in one.serials:
-                return f"its authority, {facts.issuer_text}, has revoked it"
-        return None
+        return revocation_objection(facts, current.lists, now)
 
     def principal_of(self, der: bytes) -> Principal:
         """Return whose certificate it is. Raises PeerRefusedError for one that gives no usable name."""
@@ -438,20 +432,18 @@ class TlsIdentity:
             own = facts_of(pem_blocks(material.chain)[0].body, self._own_place)
             if before is None or before.chain != material.chain:
                 self._check_time(own)
-        authorities = [facts_of(one.body, self.files.authorities) for one in pem_blocks(material.authorities)]
-        trusted = {one.subject: one.subject_text for one in authorities}
+        authorities = [
+            _as_believed(facts_of(one.body, self.files.authorities)) for one in pem_blocks(material.authorities)
+        ]
+        trusted = frozenset((one.subject, one.key_id, one.key) for one in authorities)
         lists = None
         if material.revoked is not None:
-            lists = self._lists(material.revoked, None if before is None else before.revoked)
+            lists = self._lists(material.revoked, None if before is None else before.revoked, authorities)
         server = self._context(material, ssl.PROTOCOL_TLS_SERVER) if own is not None else None
         client = self._context(material, ssl.PROTOCOL_TLS_CLIENT)
-        for name in trusted.keys() - {one.issuer for one in lists} if lists is not None else ():
-            logger.warning(
-                "%s has no revocation list of %s: what that authority has signed is refused",
-                self.files.revoked,
-                trusted[name],
-            )
-        return _Generation(material, own, server, client, tuple(authorities), frozenset(trusted), lists)
+        for missing in lists_missing(lists, authorities) if lists is not None else ():
+            logger.warning("%s %s", self.files.revoked, missing)
+        return _Generation(material, own, server, client, tuple(authorities), trusted, lists)
 
     def _check_time(self, own: CertificateFacts) -> None:
         now = self._clock()
@@ -463,25 +455,25 @@ class TlsIdentity:
                 "Renew it (dlspark tls renew), or set this host's clock",
             )
 
-    def _lists(self, content: bytes, before: bytes | None) -> tuple[RevocationList, ...]:
-        """Return the newest list of each authority, or of each part where it has divided its certificates."""
-        newest: dict[tuple[Name, bytes], RevocationList] = {}
+    def _lists(
+        self, content: bytes, before: bytes | None, authorities: Sequence[CertificateFacts]
+    ) -> tuple[RevocationList, ...]:
+        """Return the lists that are in force."""
+        read: list[RevocationList] = []
         for block in pem_blocks(content):
             try:
-                one = read_revocations(block.body)
+                read.append(read_revocations(block.body))
             except ValueError as error:
                 raise file_error(self.files.revoked, f"a revocation list in it cannot be read: {error}") from error
-            other = newest.get((one.issuer, one.part))
-            if other is None or other.this_update_s < one.this_update_s:
-                newest[one.issuer, one.part] = one
-        for one in newest.values() if content != before else ():
+        lists = lists_in_force(read, authorities)
+        for one in lists if content != before else ():
             if one.next_update_s is not None and self._clock() >= one.next_update_s:
                 raise file_error(
                     self.files.revoked,
                     f"the revocation list of {one.issuer_text} ended at {moment_text(one.next_update_s)}",
                     "Fetch the authority's new list (dlspark tls renew makes one)",
                 )
-        return tuple(newest.values())
+        return lists
 
     def _context(self, material: TlsMaterial, kind: int) -> ssl.SSLContext:
         context = ssl.SSLContext(kind)
@@ -545,6 +537,22 @@ class TlsIdentity:
     def _until(self) -> str:
         own = self._current.own
         return "" if own is None else f", {own.subject_text} until {moment_text(own.not_after_s)}"
+
+
+def _as_believed(facts: CertificateFacts) -> CertificateFacts:
+    """Return an authority's facts with the key that has signed it: a root may leave out that it was its own (RFC 5280,
+    4.2.1.1). Of a peer's certificates that is not assumed."""
+    if facts.authority_key_id is not None or facts.issuer != facts.subject:
+        return facts
+    return replace(facts, authority_key_id=facts.key_id)
+
+
+def _is_among(facts: CertificateFacts, signers: Iterable[_Signer]) -> bool:
+    """Return whether one of these may have signed it, or is itself: a trust store may have certificates of peers."""
+    return any(
+        facts.may_be_signed_by(name, key_id) or (facts.subject == name and facts.key == key)
+        for name, key_id, key in signers
+    )
 
 
 def _password(secret: Secret | None, path: str) -> bytes | None:

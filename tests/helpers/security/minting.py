@@ -56,21 +56,39 @@ class MintedPair:
 
 
 class MintedAuthority:
-    """An authority of a test, with its own key."""
+    """An authority of a test, with its own key. `says_key`: what it signs says by which key, as RFC 5280 demands it."""
 
-    def __init__(self, name: str = "Authority of tests", signed_by: MintedAuthority | None = None) -> None:
+    def __init__(
+        self, name: str = "Authority of tests", signed_by: MintedAuthority | None = None, *, says_key: bool = False
+    ) -> None:
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.name = _name([(NameOID.COMMON_NAME, name)])
+        self.says_key = says_key
         self.certificate = (signed_by or self)._signed(self)
 
-    def _signed(self, below: MintedAuthority) -> x509.Certificate:
+    def _signed(self, below: MintedAuthority, ends: datetime | None = None) -> x509.Certificate:
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-        return (
-            _builder(below.name, self.name, below.key, now() - 20 * DAY, now() + 3650 * DAY)
+        builder = (
+            _builder(below.name, self.name, below.key, now() - 20 * DAY, ends or now() + 3650 * DAY)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .add_extension(usage, critical=True)
-            .sign(self.key, hashes.SHA256())
         )
+        if below.says_key:
+            own = x509.SubjectKeyIdentifier.from_public_key(below.key.public_key())
+            builder = builder.add_extension(own, critical=False)
+        if self.says_key and self is not below:
+            builder = builder.add_extension(self._key_said(), critical=False)
+        return builder.sign(self.key, hashes.SHA256())
+
+    def _key_said(self) -> x509.AuthorityKeyIdentifier:
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+
+    def renewed(self, signed_by: MintedAuthority | None = None, ends: datetime | None = None) -> MintedAuthority:
+        """Return the same authority, of the same key, with another certificate. `signed_by`: itself, unless given."""
+        again = MintedAuthority.__new__(MintedAuthority)
+        again.key, again.name, again.says_key = self.key, self.name, self.says_key
+        again.certificate = (signed_by or again)._signed(again, ends)
+        return again
 
     @property
     def pem(self) -> bytes:
@@ -88,17 +106,21 @@ class MintedAuthority:
         usages: Sequence[x509.ObjectIdentifier] = (CLIENT, SERVER),
         names: Sequence[tuple[x509.ObjectIdentifier, str]] = (),
         key: ec.EllipticCurvePrivateKey | None = None,
+        serial: int | None = None,
     ) -> MintedPair:
         """Make a certificate. `names`: more parts of the subject."""
         key = key or ec.generate_private_key(ec.SECP256R1())
         parts = [(NameOID.ORGANIZATIONAL_UNIT_NAME, role) for role in roles]
         parts += [*names, *([(NameOID.COMMON_NAME, name)] if name is not None else [])]
-        builder = _builder(_name(parts), self.name, key, begins or now() - 10 * DAY, ends or now() + 90 * DAY)
+        begins, ends = begins or now() - 10 * DAY, ends or now() + 90 * DAY
+        builder = _builder(_name(parts), self.name, key, begins, ends, serial)
         alternatives = [_host(host) for host in hosts] + [x509.UniformResourceIdentifier(uri) for uri in uris]
         if alternatives:
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         if usages:
             builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        if self.says_key:
+            builder = builder.add_extension(self._key_said(), critical=False)
         return MintedPair(builder.sign(self.key, hashes.SHA256()), key)
 
     def revoke(
@@ -123,15 +145,14 @@ class MintedAuthority:
             name = [x509.UniformResourceIdentifier(part)]
             point = x509.IssuingDistributionPoint(name, None, False, False, None, False, False)
             builder = builder.add_extension(point, critical=True)
+        if self.says_key:
+            builder = builder.add_extension(self._key_said(), critical=False)
         other = signed_by.key if isinstance(signed_by, MintedAuthority) else self.key
         return builder.sign(other, hashes.SHA256()).public_bytes(PEM)
 
     def cross(self, other: MintedAuthority) -> MintedAuthority:
         """Return another authority with a certificate that this one has signed, beside its own."""
-        signed = MintedAuthority.__new__(MintedAuthority)
-        signed.key, signed.name = other.key, other.name
-        signed.certificate = self._signed(other)
-        return signed
+        return other.renewed(signed_by=self)
 
     def folder(self, path: Path, name: str | None = "node-1", *, revoked: bytes | None = None, **given: object) -> Path:
         """Make an identity folder with a new certificate."""
@@ -163,14 +184,19 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, begins: datetime, ends: datetime
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    begins: datetime,
+    ends: datetime,
+    serial: int | None = None,
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
+        .serial_number(serial or x509.random_serial_number())
         .not_valid_before(begins)
         .not_valid_after(ends)
     )
