@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.security.handshakes import shake_hands
-from helpers.security.minting import MintedAuthority, MintedPair, replace_file, write_folder
+from helpers.security.minting import DAY, MintedAuthority, MintedPair, now, replace_file, write_folder
 
 from metadata.security.certificate_paths import MAX_SHOWN
 from metadata.security.identity import AUTHORITIES_FILE, CERTIFICATE_FILE, REVOKED_FILE, TlsFiles, TlsIdentity
@@ -159,3 +159,103 @@ def test_authorities_that_have_signed_each_other_lead_nowhere(ways: Ways) -> Non
     peer = second.issue("writer")
     server = ways.server(ways.root.pem)
     assert server.judge(peer.der, shown=[pair_of(one).der for one in circle]) is not None
+
+
+# -------------------------------------------------------------------- several certificates of one authority
+
+
+@pytest.fixture(name="renewing", params=[False, True], ids=["names alone", "keys are said"])
+def _renewing(tmp_path: Path, request: pytest.FixtureRequest) -> Ways:
+    """The same ways; with and without numbers of keys, by which others than ours tell authorities apart."""
+    ways = Ways(tmp_path)
+    if request.param:
+        ways.root = MintedAuthority("Root", says_key=True)
+        ways.upper = MintedAuthority("Upper", ways.root, says_key=True)
+        ways.lower = MintedAuthority("Lower", ways.upper, says_key=True)
+        ways.peer = ways.lower.issue("writer", hosts=["localhost"])
+    return ways
+
+
+def over(authority: MintedAuthority, signed_by: MintedAuthority | None = None) -> MintedAuthority:
+    """Return it with a certificate that has ended."""
+    return authority.renewed(signed_by, ends=now() - DAY)
+
+
+@pytest.mark.parametrize("old_first", [True, False])
+def test_a_root_that_was_renewed_is_believed_by_either_certificate(renewing: Ways, old_first: bool) -> None:
+    ways = renewing
+    below = [ways.lower, ways.upper]
+    old = over(ways.root)
+    both = [old, ways.root] if old_first else [ways.root, old]
+    for lists in (None, ways.lists()):
+        server = ways.server(b"".join(one.pem for one in both), lists)
+        assert ways.takes(server, below)
+        assert ways.takes(server, [*below, old]), "the peer shows the old one as well"
+        assert ways.takes(ways.server(ways.root.pem, lists), [*below, old])
+        assert not ways.takes(ways.server(old.pem, lists), below), "the old one alone has ended"
+    assert not ways.takes(ways.server(b"".join(one.pem for one in both), ways.lists(ways.upper)), below)
+
+
+def test_an_old_root_that_is_shown_is_enough_for_who_believes_in_no_other(renewing: Ways) -> None:
+    """A new root, signed by the old one for those who do not know it yet."""
+    ways = renewing
+    elder = MintedAuthority("Elder", says_key=ways.root.says_key)
+    crossed = ways.root.renewed(signed_by=elder)
+    below = [ways.lower, ways.upper]
+    assert ways.takes(ways.server(elder.pem), [*below, crossed])
+    # In whatever company: OpenSSL tries one way alone, and which one depends on their order.
+    shown = [pair_of(one).der for one in (*below, ways.root, crossed)]
+    assert ways.server(elder.pem).judge(ways.peer.der, shown=shown) is None
+    assert not ways.takes(ways.server(elder.pem), [*below, ways.root])
+    assert ways.takes(ways.server(ways.root.pem), [*below, over(ways.root, elder)]), "it needs none of them"
+    lists = ways.lists() + elder.revoke(pair_of(crossed))
+    assert not ways.takes(ways.server(elder.pem, lists), [*below, crossed])
+
+
+@pytest.mark.parametrize("old_first", [True, False])
+def test_one_in_between_that_was_renewed_leads_on(renewing: Ways, old_first: bool) -> None:
+    ways = renewing
+    old = over(ways.lower, ways.upper)
+    both = [old, ways.lower] if old_first else [ways.lower, old]
+    for lists in (None, ways.lists()):
+        server = ways.server(ways.root.pem, lists)
+        assert server.judge(ways.peer.der, shown=[pair_of(one).der for one in (*both, ways.upper)]) is None
+        assert ways.takes(server, [ways.lower, ways.upper])
+        assert not ways.takes(server, [old, ways.upper])
+    lists = ways.lists(ways.lower)
+    assert not ways.takes(ways.server(ways.root.pem, lists), [*both, ways.upper]), "ended, or revoked"
+
+
+def test_a_way_around_one_that_is_revoked_is_taken_if_there_is_one(renewing: Ways) -> None:
+    ways = renewing
+    other = MintedAuthority("Other root", says_key=ways.root.says_key)
+    crossed = ways.lower.renewed(signed_by=other)
+    lists = ways.lists(ways.lower) + other.revoke()
+    shown = [pair_of(one).der for one in (ways.lower, crossed, ways.upper)]
+    assert ways.server(ways.root.pem + other.pem, lists).judge(ways.peer.der, shown=shown) is None
+    assert ways.takes(ways.server(ways.root.pem + other.pem, lists), [crossed])
+    assert ways.server(ways.root.pem, lists).judge(ways.peer.der, shown=shown) is not None
+    lists = ways.lists(ways.lower) + other.revoke(pair_of(crossed))
+    assert ways.server(ways.root.pem + other.pem, lists).judge(ways.peer.der, shown=shown) is not None
+
+
+def test_another_key_of_the_same_name_is_no_way_around_unless_numbers_tell_them_apart(renewing: Ways) -> None:
+    """One of the two that bear the name is revoked: its peers stay out, whatever they show beside it."""
+    ways = renewing
+    said = ways.root.says_key
+    again = MintedAuthority("Lower", ways.upper, says_key=said)
+    lists = ways.lists(ways.lower) + again.revoke()
+    shown = [pair_of(one).der for one in (again, ways.lower, ways.upper)]
+    server = ways.server(ways.root.pem, lists)
+    assert "CN=Lower, is not good" in str(server.judge(ways.peer.der, shown=shown))
+    peer = again.issue("reader", hosts=["localhost"])
+    assert (server.judge(peer.der, shown=shown) is None) is said
+    assert server.judge(peer.der, shown=[shown[0], shown[2]]) is None
+
+
+def test_a_certificate_that_may_sign_nothing_leads_nowhere(ways: Ways) -> None:
+    """One of the same name and key as the authority that is revoked: it is good, and no authority."""
+    plain = ways.upper.issue("Lower", key=ways.lower.key)
+    server = ways.server(ways.root.pem, ways.lists(ways.lower))
+    shown = [plain.der, pair_of(ways.lower).der, pair_of(ways.upper).der]
+    assert "has revoked it" in str(server.judge(ways.peer.der, shown=shown))
