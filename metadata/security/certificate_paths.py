@@ -4,8 +4,8 @@ handshake has gone: at libraries that know no revocation lists (gRPC), and on co
 Signatures were verified in the handshake; which of the certificates that a peer has shown were used for it is not said.
 One authority may have several certificates: renewed ones, and ones that others have signed, all with the same name and
 key. What that key has signed has a way over each of them, and any good way is enough. Where authorities of *different*
-keys may have signed one certificate (they bear one name, and no number of the key tells them apart), each has to be good:
-it cannot be seen here which one it was. So what a peer shows in addition never hides that the one it needs is revoked.
+keys may have signed one certificate (they bear one name, and no number of the key tells them apart), each of them
+has to be good: it cannot be seen here which one it was. So what a peer shows in addition never hides a revoked one.
 
     good    a believed one to which there is no objection
             a shown one to which there is none, if of each key that may have signed it one is good

@@ -42,16 +42,17 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionDropped, ConnectionHandler
 from kazoo.protocol.serialization import Auth, Connect, Exists, GetChildren, GetChildren2, int_struct, read_string
 
-from metadata.foundation.addresses import address_text
 from metadata.foundation.socks import ANSWER, SocksProxy, connect_request
 from metadata.zookeeper.homing import HomeProbe, HomeRule
 from metadata.zookeeper.port_kinds import (
     ASK_EVERY_S,
+    ENDED_AT_SECURED,
     PLAIN_AT_SECURED,
     SECURED_AT_PLAIN,
-    speaks_plain,
-    speaks_tls,
+    KindProbe,
+    PortKind,
 )
+from metadata.zookeeper.refusals import Refusals
 from metadata.zookeeper.tls_socket import (
     ENDED_AFTER_HANDSHAKE,
     CertificatesUnreadError,
@@ -392,13 +393,13 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         super().__init__(client, client._connection.retry_sleeper, logger=client.logger)
         self._edge = handler
         self._heard = heard
-        self._failures: dict[tuple[str, int], TlsFailure] = {}
+        self._refusals = Refusals()
+        self._kinds: dict[tuple[str, int], KindProbe] = {}
         self._connect_timeout_s = connect_timeout_s
         self._session_s: float = client._session_timeout / 1000
         self._ran_out = 0
         self._first = first_servers()
         self._dialled: tuple[str, int] | None = None
-        self._ask_kind_at = 0.0
         self._silent: tuple[str, int] | None = None
         self._home = HomeRule()
         self._probe: HomeProbe | None = None
@@ -435,6 +436,7 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
                 found += [(host, *address) for address in self._edge.addresses(host, port)]
             except OSError as error:
                 self.logger.warning("Cannot resolve %s: %s", host, error)
+        self._refusals.tried_next(self.client.hosts, found)
         random.shuffle(found)
         return sorted(found, key=lambda one: (one[1:] == self._silent, not self._is_near(one[0], one[2])))
 
@@ -480,6 +482,8 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         ended = super().stop(timeout)
         if self._probe is not None:
             self._probe.end()
+        for probe in self._kinds.values():
+            probe.end()
         return ended
 
     def _connect(self, *server: Any) -> tuple[float, float]:
@@ -493,11 +497,12 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
             if time.monotonic() - began >= limit_s:
                 self._ran_out += 1
                 self._silent = self._dialled
-            self._note_failure(error, host, port)
+            self._note_failure(error, host, address, port)
             raise
         self._ran_out = 0
-        if self._failures and self._heard is not None:
-            self._failures.clear()
+        for probe in self._kinds.values():
+            probe.forget()
+        if self._refusals.connected() and self._heard is not None:
             self._heard(None, False)
         if self._silent == self._dialled:
             self._silent = None
@@ -507,47 +512,49 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         self._edge.silence_limit_s = silence_ms / 1000
         return silence_ms, connect_ms
 
-    def _note_failure(self, error: BaseException, host: str, port: int) -> None:
+    def _note_failure(self, error: BaseException, host: str, address: str, port: int) -> None:
         """Pass on what TLS has to do with the end of an attempt."""
-        failure = self._failure_of(error, host)
-        if failure is None:
-            if self._failures.pop((host, port), None) is None:
-                return
-        else:
-            self._failures[host, port] = failure
-        if self._heard is not None:
-            said = "; ".join(f"{address_text(*where)}: {one.reason}" for where, one in self._failures.items())
-            refused = all(where in self._failures and self._failures[where].lasting for where in self.client.hosts)
-            self._heard(said or None, refused)
+        if not self._refusals.failed((host, address, port), self._failure_of(error, host)) or self._heard is None:
+            return
+        trouble = self._refusals.trouble()
+        self._heard(trouble.said, trouble.for_good)
 
     def _failure_of(self, error: BaseException, host: str) -> TlsFailure | None:
         """Return what TLS has to do with the end of an attempt: kazoo makes one error of all, whose context it is."""
         lost = isinstance(error, ConnectionDropped)
         if self._edge.tls is None:
-            if lost and self._socket is not None and self._asks_for_kind(host) and speaks_tls(*self._dialled_there()):
-                return PLAIN_AT_SECURED
-            return None
+            ended = lost and self._socket is not None
+            return PLAIN_AT_SECURED if self._kind_of(host, ended=ended) is PortKind.TLS else None
         cause = error.__context__ or error
         failure = tls_failure(cause, host)
         ended = isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError)
-        if self._socket is None and ended and self._asks_for_kind(host) and speaks_plain(*self._dialled_there()):
-            return SECURED_AT_PLAIN
+        kind = self._kind_of(host, ended=ended and self._socket is None)
+        if kind is not None:
+            return SECURED_AT_PLAIN if kind is PortKind.PLAIN else ENDED_AT_SECURED
         if failure is None and lost and isinstance(self._socket, SessionTlsSocket):
             return TlsFailure(ENDED_AFTER_HANDSHAKE, lasting=False)
         return failure
 
-    def _asks_for_kind(self, host: str) -> bool:
-        """Return whether to ask a server now which kind of connection it takes. One that is dialled by way of the proxy
-        is not asked: that would need the proxy for it."""
-        now = time.monotonic()
-        if self._edge.goes_by_proxy(host) or self._edge.is_aborted or now < self._ask_kind_at:
-            return False
-        self._ask_kind_at = now + ASK_EVERY_S
-        return True
+    def _kind_of(self, host: str, *, ended: bool) -> PortKind | None:
+        """Return which kinds of connection the dialled port takes, as far as it is known by now; it is asked now and
+        then. One that is dialled by way of the proxy is not asked: that would need the proxy for it.
 
-    def _dialled_there(self) -> tuple[str, int]:
-        assert self._dialled is not None
-        return self._dialled
+        Args:
+            ended: the server has ended the connection without a word; otherwise what was known of it counts no more.
+        """
+        where = self._dialled
+        if where is None or self._edge.goes_by_proxy(host) or self._edge.is_aborted:
+            return None
+        probe = self._kinds.get(where)
+        if not ended:
+            if probe is not None:
+                probe.forget()
+            return None
+        known = probe.found if probe is not None else None
+        if probe is None or (probe.ended and time.monotonic() >= probe.began + ASK_EVERY_S):
+            with suppress(RuntimeError):  # no thread can be started: then it is not known
+                self._kinds[where] = KindProbe(*where, by_tls=self._edge.tls is not None, before=known)
+        return known
 
     def _read_response(self, header: Any, buffer: Any, offset: int) -> Any:
         """Keep the watch of an answer that is being read while the client is stopped: kazoo passes the answer on, and

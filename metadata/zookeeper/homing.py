@@ -90,16 +90,23 @@ class HomeProbe:
     """Asks servers whether they serve, in a thread of its own: one that hangs must not hold up the session."""
 
     def __init__(
-        self, servers: Sequence[tuple[str, int]], addresses: Addresses, zxid: int, tls: ClientTls | None = None
+        self,
+        servers: Sequence[tuple[str, int]],
+        addresses: Addresses,
+        zxid: int,
+        tls: ClientTls | None = None,
+        limit_s: float | None = None,
     ) -> None:
         """Begin. `servers`: names and ports, whose addresses are looked up now; `zxid`: the last change that the
-        session has seen; `tls`: by which it is asked as well. Raises RuntimeError where no thread can be started."""
+        session has seen; `tls`: by which it is asked as well; `limit_s`: as `four_letters` has it. Raises RuntimeError
+        where no thread can be started."""
         self.found: tuple[str, str, int] | None = None
         """Name, address and port of the first that serves, once `ended`."""
         self._servers = servers
         self._addresses = addresses
         self._zxid = zxid
         self._tls = tls
+        self._limit_s = limit_s
         self._asking: socket.socket | None = None
         self._given_up = False
         self._thread = threading.Thread(target=self._run, name="dlspark-zookeeper-home", daemon=True)
@@ -129,7 +136,9 @@ class HomeProbe:
             for address, port_there in found:
                 if self._given_up:
                     return
-                said = four_letters(address, port_there, "srvr", self._keep, tls=self._tls, server_name=name)
+                said = four_letters(
+                    address, port_there, "srvr", self._keep, tls=self._tls, server_name=name, limit_s=self._limit_s
+                )
                 if serves(said, self._zxid):
                     self.found = (name, address, port_there)
                     return
@@ -158,14 +167,16 @@ def four_letters(
     *,
     tls: ClientTls | None = None,
     server_name: str | None = None,
+    limit_s: float | None = None,
 ) -> str:
-    """Return a ZooKeeper server's answer to a four-letter command, of which it has `ASK_S` for each part and as much
-    for all; empty where nothing answers in time. `begun` is told the connection. By `tls`, which a secure port needs,
-    the certificate must be that of `server_name` (None: of `host`)."""
-    until = time.monotonic() + ASK_S
+    """Return a ZooKeeper server's answer to a four-letter command, of which it has `limit_s` (None: `ASK_S`) for each
+    part and as much for all; empty where nothing answers in time. `begun` is told the connection. By `tls`, which a
+    secure port needs, the certificate must be that of `server_name` (None: of `host`)."""
+    limit_s = ASK_S if limit_s is None else limit_s
+    until = time.monotonic() + limit_s
     try:
         with contextlib.ExitStack() as open_now:
-            connection = open_now.enter_context(socket.create_connection((host, port), ASK_S))
+            connection = open_now.enter_context(socket.create_connection((host, port), limit_s))
             if tls is not None:
                 connection = open_now.enter_context(
                     tls.client_context().wrap_socket(

@@ -25,7 +25,10 @@ _REFUSED_BY_SERVER: Final = (
     " revoked, or be of an authority that the server does not trust"
 )
 _NO_TLS: Final = "the server does not speak TLS at this port: it is the plain one, or not a ZooKeeper's"
-_ENDED: Final = "the server ended the connection during the handshake: it may not speak TLS at this port"
+_ENDED: Final = (
+    "the server ended the connection during the handshake without a word: it may be starting or stopping, or speak no"
+    " TLS at this port"
+)
 ENDED_AFTER_HANDSHAKE: Final = (
     "the server ended the connection right after the handshake: it refuses this process's certificate, or does not"
     " serve yet"

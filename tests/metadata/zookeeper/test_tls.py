@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 import logging
 import shutil
@@ -15,9 +14,10 @@ from pathlib import Path
 import pytest
 from helpers.keeper_identities import HOUR, FolderTls, KeeperAuthority, client_context
 from helpers.security.minting import MintedAuthority, replace_file, write_folder
-from helpers.waiting import until
+from helpers.waiting import PATIENCE_S
 from helpers.worlds.metadata import Heard
 
+from dlspark.testing.java_process import free_port
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
 from metadata.retry import reconnected
 from metadata.security.identity import TlsFiles, TlsIdentity
@@ -25,7 +25,7 @@ from metadata.store import Create, SessionState
 from metadata.zookeeper.client import ZooKeeperStore
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from metadata.zookeeper.homing import HomeProbe, four_letters
-from metadata.zookeeper.port_kinds import speaks_tls
+from metadata.zookeeper.port_kinds import KindProbe, PortKind
 from metadata.zookeeper.secure_server import ClientPort, ServerSecurity
 from metadata.zookeeper.tls_socket import FixedTls
 
@@ -51,13 +51,10 @@ def client(authority: KeeperAuthority, tmp_path: Path) -> Path:
     return authority.issue(tmp_path / "client", "reader", "client")
 
 
-@contextlib.contextmanager
-def patience() -> Iterator[None]:
-    """A second for handshake and answer does for a server that is to be chosen, not for a JVM on a busy machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("metadata.zookeeper.homing.ASK_S", 30.0)
-        patch.setattr("metadata.zookeeper.port_kinds.ASK_S", 30.0)
-        yield
+def asked(server: EmbeddedZooKeeper, tls: FixedTls | None = None, limit_s: float = PATIENCE_S) -> str:
+    """Return the answer to `srvr`. A second does for a server that is to be chosen, but not for the first handshakes of
+    a JVM on a busy machine."""
+    return four_letters("127.0.0.1", server.port, "srvr", tls=tls, limit_s=limit_s)
 
 
 def fixed(folder: Path, **options: bool) -> FixedTls:
@@ -66,8 +63,9 @@ def fixed(folder: Path, **options: bool) -> FixedTls:
 
 async def refused(server: EmbeddedZooKeeper, tls: FixedTls, host: str = "127.0.0.1") -> str:
     """Return why there is no session; it is told long before the time for connecting is up."""
+    connecting = ZooKeeperStore.connect(f"{host}:{server.port}", connect_timeout_ms=3_600_000, tls=tls)
     with pytest.raises(MetadataUnavailableError) as caught:
-        await asyncio.wait_for(ZooKeeperStore.connect(f"{host}:{server.port}", connect_timeout_ms=60_000, tls=tls), 60)
+        await asyncio.wait_for(connecting, PATIENCE_S)
     return str(caught.value)
 
 
@@ -139,64 +137,19 @@ async def test_a_server_of_another_name_hears_nothing(secured: EmbeddedZooKeeper
 
 
 async def test_plain_text_gets_nothing_at_the_secure_port(secured: EmbeddedZooKeeper, client: Path) -> None:
-    with patience(), pytest.raises(MetadataUnavailableError) as caught:  # long before the time for connecting is up
-        await asyncio.wait_for(ZooKeeperStore.connect(secured.address, connect_timeout_ms=60_000), 60)
+    with pytest.raises(MetadataUnavailableError) as caught:  # long before the time for connecting is up
+        await asyncio.wait_for(ZooKeeperStore.connect(secured.address, connect_timeout_ms=3_600_000), PATIENCE_S)
     assert f"{secured.address}: the server speaks TLS at this port, and this session is without" in str(caught.value)
     assert "DLSPARK_SECURITY=DIR" in str(caught.value)
-    assert four_letters("127.0.0.1", secured.port, "srvr") == ""
-    with patience():
-        assert "Mode: standalone" in four_letters("127.0.0.1", secured.port, "srvr", tls=fixed(client))
-        assert four_letters("127.0.0.1", secured.port, "srvr", tls=fixed(client, with_certificate=False)) == ""
+    assert asked(secured, limit_s=1.0) == ""
+    assert "Mode: standalone" in asked(secured, fixed(client))
+    assert asked(secured, fixed(client, with_certificate=False)) == ""
 
 
 async def test_tls_gets_nothing_at_a_plain_port_and_says_so(zookeeper: EmbeddedZooKeeper, client: Path) -> None:
-    with patience():
-        said = await refused(zookeeper, fixed(client))
+    said = await refused(zookeeper, fixed(client))
     assert "the server speaks no TLS at this port: it answers in plain" in said
     assert "security=off" in said
-
-
-@pytest.mark.parametrize("by_tls", [False, True])
-async def test_a_server_that_ends_connections_without_a_word_is_not_said_to_be_of_the_other_kind(
-    client: Path, by_tls: bool
-) -> None:
-    """It may be stopping, or full: what is not known is not said, and the session is tried for as long as it may be."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        ended = 0
-
-        def end_all() -> None:
-            nonlocal ended
-            with contextlib.suppress(OSError):
-                while True:
-                    accepted, _ = silent.accept()
-                    with accepted, contextlib.suppress(OSError):
-                        accepted.recv(65_536)
-                        ended += 1
-
-        ending = asyncio.ensure_future(asyncio.to_thread(end_all))
-        connecting = asyncio.ensure_future(
-            ZooKeeperStore.connect(
-                f"127.0.0.1:{port}", connect_timeout_ms=600_000, tls=fixed(client) if by_tls else None
-            )
-        )
-        await until(lambda: ended > 3)
-        assert not connecting.done()
-        connecting.cancel()
-        await asyncio.gather(connecting, return_exceptions=True)
-        silent.shutdown(socket.SHUT_RDWR)
-        await ending
-
-
-async def test_what_answers_with_the_first_bytes_of_tls_is_known_for_it() -> None:
-    for answer, is_tls in ((b"\x15\x03\x01\x00\x02", True), (b"\x16\x03\x03", True), (b"\x15", False), (b"no", False)):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            asking = asyncio.ensure_future(asyncio.to_thread(speaks_tls, "127.0.0.1", server.getsockname()[1]))
-            accepted, _ = await asyncio.to_thread(server.accept)
-            assert await asyncio.to_thread(accepted.recv, 2) == b"\x16\x03"
-            accepted.sendall(answer)
-            accepted.close()
-            assert await asking is is_tls
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
@@ -316,16 +269,43 @@ async def test_both_ports_in_one_take_both_kinds(authority: KeeperAuthority, tmp
         assert await by_tls.exists("/of-the-plain-one") is not None
         await plain.close()
         await by_tls.close()
+        assert [kind_of(server, by_tls=ours) for ours in (False, True)] == [PortKind.BOTH, PortKind.BOTH]
+
+
+def kind_of(server: EmbeddedZooKeeper, *, by_tls: bool) -> PortKind | None:
+    """Return which kinds of connection a server takes, as it is asked by a session of one of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metadata.zookeeper.port_kinds.ANSWER_S", PATIENCE_S)
+        probe = KindProbe("127.0.0.1", server.port, by_tls=by_tls)
+        probe._thread.join()
+    return probe.found
+
+
+async def test_a_port_says_of_which_kind_it_is(secured: EmbeddedZooKeeper, zookeeper: EmbeddedZooKeeper) -> None:
+    for by_tls in (False, True):
+        assert await asyncio.to_thread(kind_of, secured, by_tls=by_tls) is PortKind.TLS
+        assert await asyncio.to_thread(kind_of, zookeeper, by_tls=by_tls) is PortKind.PLAIN
+
+
+async def test_a_session_goes_on_to_the_server_of_its_own_kind(
+    secured: EmbeddedZooKeeper, zookeeper: EmbeddedZooKeeper, client: Path
+) -> None:
+    """One of each kind, as while an ensemble is secured server by server, and one that is not there."""
+    for tls in (None, fixed(client)):
+        for _ in range(4):  # in any order
+            servers = f"{secured.address},127.0.0.1:{free_port()},{zookeeper.address}"
+            store = await ZooKeeperStore.connect(servers, connect_timeout_ms=60_000, tls=tls)
+            assert await store.exists("/") is not None
+            await store.close()
 
 
 async def test_who_returns_home_asks_by_tls(secured: EmbeddedZooKeeper, client: Path) -> None:
     home = [("127.0.0.1", secured.port)]
-    with patience():
-        probe = HomeProbe(home, lambda host, port: [(host, port)], 0, fixed(client))
-        probe._thread.join(60)
+    probe = HomeProbe(home, lambda host, port: [(host, port)], 0, fixed(client), limit_s=PATIENCE_S)
+    probe._thread.join(2 * PATIENCE_S)
     assert probe.found == ("127.0.0.1", "127.0.0.1", secured.port)
     plain = HomeProbe(home, lambda host, port: [(host, port)], 0)
-    plain._thread.join(60)
+    plain._thread.join(PATIENCE_S)
     assert plain.found is None
     probe.end()
     plain.end()
