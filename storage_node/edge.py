@@ -163,6 +163,11 @@ class SecurableLink(Link, Protocol):
         ...
 
     @property
+    def shown(self) -> tuple[bytes, ...] | None:
+        """The certificates that the peer showed beside its own (DER); None: they are not known."""
+        ...
+
+    @property
     def between_frames(self) -> bool:
         """All that was read was handed out: no frame waits, and none has begun."""
         ...

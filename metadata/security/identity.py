@@ -300,9 +300,9 @@ class TlsIdentity:
         """Return why a peer's certificate, once verified, is not good any more; None: it is.
 
         Looked at are its time, the revocation lists of this generation, and whether its authority has been believed
-        before and is not now. An authority that stands between (one that the peer itself showed) is known to the
-        handshake only, unless `shown` says which the peer has shown beside its own (DER): who verifies without lists,
-        as gRPC does, has to say it, and the whole way to an authority is judged then.
+        before and is not now. Authorities that stand between are known to the handshake only, unless `shown` says which
+        certificates the peer has shown beside its own (DER): the whole way to an authority is judged then. Who verifies
+        without lists, as gRPC does, has to say it.
         """
         now = self._clock() if now_s is None else now_s
         current = self._current

@@ -224,7 +224,7 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self._judge_at = now + JUDGE_EVERY_S
         try:
             self.tls.refresh()
-            reason = self.tls.judge(connection.peer_certificate() or b"")
+            reason = self.tls.judge(connection.peer_certificate() or b"", shown=connection.shown())
         except Exception as error:  # see `_secured`
             raise CertificatesUnreadError(f"this process's certificates cannot be used: {error}") from error
         if reason is not None:

@@ -15,9 +15,11 @@ import contextlib
 import errno
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
+
+from metadata.security.shown_certificates import shown_beside
 
 _CHUNK_BYTES: Final = 65_536
 _REFUSED_BY_SERVER: Final = (
@@ -47,8 +49,9 @@ class ClientTls(Protocol):
         connection, and every few seconds."""
         ...
 
-    def judge(self, der: bytes) -> str | None:
-        """Return why a server's certificate, once verified, is not good any more; None: it is."""
+    def judge(self, der: bytes, *, shown: Sequence[bytes] | None = None) -> str | None:
+        """Return why a server's certificate, once verified, is not good any more; None: it is. `shown`: what the server
+        showed beside it; None: that is not known."""
         ...
 
 
@@ -66,7 +69,7 @@ class FixedTls:
         """Return False: nothing is read again."""
         return False
 
-    def judge(self, der: bytes) -> str | None:
+    def judge(self, der: bytes, *, shown: Sequence[bytes] | None = None) -> str | None:
         """Return None: what the handshake found holds as long as the connection."""
         return None
 
@@ -159,6 +162,10 @@ class SessionTlsSocket:
     def peer_certificate(self) -> bytes | None:
         """Return the server's certificate (DER)."""
         return self._tls.getpeercert(True)
+
+    def shown(self) -> tuple[bytes, ...] | None:
+        """Return what the server showed beside it (DER); None: that is not known."""
+        return shown_beside(self._tls)
 
     # ---- what kazoo does with a socket -----------------------------------------------------------------------------
 

@@ -63,6 +63,8 @@ class LinkProof:
     """The client's certificates themselves."""
     certificate: bytes | None = None
     """The node's."""
+    shown: tuple[bytes, ...] | None = None
+    """What the node showed beside it; None: that is not known."""
     ends_s: float | None = None
     """Seconds since the epoch at which the first of both sides' certificates ends."""
 
@@ -124,7 +126,7 @@ class ClientSecurity:
         """Return why a link must not be used any more: the node's certificate has expired, or was revoked."""
         if self.identity is None or proof.certificate is None:
             return None
-        return self.identity.judge(proof.certificate)
+        return self.identity.judge(proof.certificate, shown=proof.shown)
 
     def look(self) -> None:
         """Look in the background whether the files have changed."""
@@ -244,11 +246,11 @@ class _Entering:
         """Return by what the link was secured."""
         if self._identity is None:
             return LinkProof()
-        certificate = securable(link).certificate
+        certificate, shown = securable(link).certificate, securable(link).shown
         ends = [] if self._own is None else [self._own.not_after_s]
         if certificate is not None:
             ends.append(read_certificate(certificate).not_after_s)
-        return LinkProof(self._generation, self._material, certificate, min(ends, default=None))
+        return LinkProof(self._generation, self._material, certificate, shown, min(ends, default=None))
 
     # ------------------------------------------------------------------------------------ FrameHandler
 

@@ -174,6 +174,11 @@ class TcpLink:
         return self._tls.certificate if self._secured and self._tls is not None and not self._closed else None
 
     @property
+    def shown(self) -> tuple[bytes, ...] | None:
+        """The certificates that the peer showed beside its own (DER); None: they are not known."""
+        return self._tls.shown if self._secured and self._tls is not None and not self._closed else None
+
+    @property
     def between_frames(self) -> bool:
         """All that was read was handed out: no frame waits, and none has begun."""
         return not (self._has_frames or self._frames.begun[1])

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from metadata.foundation.errors import CallerError, DistributedLogError
+from metadata.security.shown_certificates import shown_beside
 from storage_node.edge import FrameHandler, Link, Network, SecurableLink, TlsTerms
 from storage_node.errors import SecureConnectionError, TlsError, TlsRefusedError
 from storage_node.protocol.frames import NO_PLAIN_ALERT, Buffer
@@ -124,6 +125,11 @@ class TlsSocket:
         if self._terms.context.verify_mode is ssl.CERT_NONE:
             return None
         return self._tls.getpeercert(binary_form=True)
+
+    @property
+    def shown(self) -> tuple[bytes, ...] | None:
+        """The certificates that the peer showed beside its own (DER); None: they are not known."""
+        return None if self._terms.context.verify_mode is ssl.CERT_NONE else shown_beside(self._tls)
 
     @property
     def has_more(self) -> bool:

@@ -186,7 +186,9 @@ class FramesServer:
             return None
         secured = securable(link)
         try:
-            return self.authentication.arrived(link.peer, secured.certificate, secured=secured.secured)
+            return self.authentication.arrived(
+                link.peer, secured.certificate, secured=secured.secured, shown=secured.shown
+            )
         except NotAuthenticatedError as error:
             if secured.secured:
                 # The handshake went well, so TLS has no word for it; a client that hears nothing would try again.

@@ -96,6 +96,7 @@ class SecurityGate:
         self._authentication = ServerAuthentication(security.authenticators, self._facts)
         self._under_tls = False
         self._certificate: bytes | None = None
+        self._shown: tuple[bytes, ...] | None = None
         """The client's, if it has shown one."""
         self._refused: str | None = None
         """Why nothing is heard from this client any more."""
@@ -247,7 +248,8 @@ class SecurityGate:
             if security.roles:
                 raise PeerRefusedError("the client has shown no certificate, and so no role")
             return None
-        reason = identity.judge(certificate)
+        self._shown = securable(self._link).shown
+        reason = identity.judge(certificate, shown=self._shown)
         if reason is not None:
             raise PeerRefusedError(f"the client's certificate is not good: {reason}")
         principal = identity.principal_of(certificate)
@@ -345,7 +347,7 @@ class SecurityGate:
         """Return why a client that was let in may not stay; None: it may."""
         identity, principal = self._security.identity, self._connection.principal
         if self._certificate is not None and identity is not None:
-            reason = identity.judge(self._certificate, now_s)
+            reason = identity.judge(self._certificate, now_s, self._shown)
             if reason is not None:
                 return f"the client's certificate is not good any more: {reason}"
         if principal is not None and principal.expired(now_s):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.security.minting import MintedAuthority, now, replace_file, write_folder
+from helpers.security.minting import MintedAuthority, MintedPair, now, replace_file, write_folder
 from helpers.serving.scripted_service import ScriptedService
 from helpers.waiting import until
 
@@ -43,7 +43,7 @@ from dlspark.serving.security.credentials import ClientCredentials, client_crede
 from dlspark.serving.security.settings import ProxySecurity
 from dlspark.serving.security.token_issuing import SigningKey, TokenGrant
 from dlspark.serving.security.tokens import TokenSettings
-from metadata.security.identity import TlsFiles, TlsIdentity
+from metadata.security.identity import CERTIFICATE_FILE, REVOKED_FILE, TlsFiles, TlsIdentity
 from metadata.security.proofs import NotAuthenticatedError
 from metadata.security.restrictions import UNRESTRICTED, Restrictions
 from metadata.security.secrets import Secret
@@ -466,6 +466,26 @@ async def test_a_revocation_reaches_an_open_connection_and_no_other(secured: Sec
     assert any("revoked" in reason and name == "client-1" for reason, name in secured.notes.refused)
     assert await other.call(STREAM) == Done()
     await other.close()
+
+
+async def test_an_authority_between_that_is_revoked_ends_what_is_open_below_it_and_no_other(secured: Secured) -> None:
+    await secured.start(proves=True)
+    between = MintedAuthority("Between", secured.authority, says_key=True)
+    pair = between.issue("client-1", roles=["client"])
+    folder = write_folder(secured.folder / "below", pair, secured.authority.pem)
+    replace_file(folder / CERTIFICATE_FILE, pair.certificate_pem + between.pem)
+    below = ClientCredentials(TlsIdentity(TlsFiles.of_folder(folder)))
+    async with (
+        connected(secured, below) as client,
+        connected(secured, secured.credentials("client-2", roles=["client"])) as other,
+    ):
+        assert await client.call(STREAM) == await other.call(STREAM) == Done()
+        lists = between.revoke() + secured.authority.revoke(MintedPair(between.certificate, between.key))
+        replace_file(secured.folder / "proxy" / REVOKED_FILE, lists)
+        secured.authentication.refresh()
+        secured.elapsed += 10
+        await until(lambda: client.closed)
+        assert await other.call(STREAM) == Done()
 
 
 async def test_a_certificate_that_ends_ends_its_session(secured: Secured) -> None:

@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 from helpers.bookie.nodes import SETTINGS, Nodes, running
-from helpers.security.minting import MintedAuthority, now, replace_file, secured_by, write_folder
+from helpers.security.minting import MintedAuthority, MintedPair, now, replace_file, secured_by, write_folder
 from helpers.waiting import until
 
 from metadata.bookkeeper.ledger_metadata import LedgerState
@@ -189,6 +189,32 @@ async def test_a_writer_whose_certificate_is_revoked_says_so(noticed: bool, worl
         why = f"(its audit trail says why|{why})"
     with pytest.raises(QuorumWriteError, match=f"no replacement for node-0, .*{why}"):
         await writer.add(b"y")
+
+
+async def test_an_authority_between_that_is_revoked_ends_open_connections_below_it(world: World) -> None:
+    """Though the client's own certificate is good."""
+    between = MintedAuthority("Between", world.authority, says_key=True)
+    signed = MintedPair(between.certificate, between.key)
+    pair = between.issue("client", roles=["client"])
+    folder = write_folder(world.folder / "below", pair, world.authority.pem)
+    replace_file(folder / CERTIFICATE_FILE, pair.certificate_pem + between.pem)
+    client = world.nodes.client(security=secured_by(folder))
+    writer = await client.create(**a_ledger())
+    assert await writer.add(b"x") == 0
+    bookie, _ = world.nodes.running["node-0"]
+    identity = bookie._security.identity
+    assert identity is not None
+    lists = between.revoke() + world.authority.revoke()
+    replace_file(world.folder / "node" / REVOKED_FILE, lists)
+    await until(lambda: identity.refresh() or identity.material.revoked)
+    await bookie._watch.look()
+    assert await writer.add(b"y") == 1, "a list that revokes nothing ends nothing"
+    replace_file(world.folder / "node" / REVOKED_FILE, between.revoke() + world.authority.revoke(signed))
+    before = identity.generation
+    await until(lambda: identity.refresh() or identity.generation > before)
+    await bookie._watch.look()
+    with pytest.raises(QuorumWriteError, match="no replacement for node-0"):
+        await writer.add(b"z")
 
 
 async def test_a_plain_client_is_refused_and_ends_no_ledger_by_it(world: World) -> None:
