@@ -3,7 +3,10 @@ later ends it."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import select
+import socket
 import ssl
 from pathlib import Path
 
@@ -13,6 +16,8 @@ from helpers.security.minting import MintedAuthority, MintedPair, replace_file, 
 
 from metadata.security.identity import CERTIFICATE_FILE, REVOKED_FILE, TlsFiles, TlsIdentity
 from metadata.security.shown_certificates import _warn_once, shown_beside
+from metadata.zookeeper.edge import LoopHandler
+from metadata.zookeeper.tls_socket import ServerRefusedError, SessionTlsSocket
 
 
 class Below:
@@ -102,3 +107,21 @@ def test_a_python_without_it_judges_the_peers_own_alone() -> None:
             return b"own"
 
     assert shown_beside(Without()) is None  # type: ignore[arg-type]
+
+
+async def test_a_session_with_zookeeper_ends_as_well(below: Below) -> None:
+    ours, theirs = socket.socketpair()
+    context = below.identity.server_context()
+    shaking = asyncio.ensure_future(asyncio.to_thread(context.wrap_socket, theirs, server_side=True))
+    ours.setblocking(False)
+    session = SessionTlsSocket(ours, below.identity.client_context(), "localhost", lambda _: None)
+    await asyncio.to_thread(session.shake_hands, lambda connection: select.select([connection], [], []))
+    handler = LoopHandler(asyncio.get_running_loop(), tls=below.identity)
+    handler._socket = session
+    handler._judge_server()
+    replace_file(below.place / REVOKED_FILE, below.lists(MintedPair(below.between.certificate, below.between.key)))
+    handler._judge_at = 0.0
+    with pytest.raises(ServerRefusedError, match="CN=Between, is not good"):
+        handler._judge_server()
+    session.close()
+    (await shaking).close()
