@@ -30,6 +30,14 @@ AllListsOption = Annotated[
     bool, typer.Option("--all-lists", help="Replace lists of other identities as well; an operator's certificate may.")
 ]
 
+TopOption = Annotated[
+    bool,
+    typer.Option(
+        "--top",
+        help="/ and /zookeeper as well: where these are open, whoever has a certificate may fill ZooKeeper's memory.",
+    ),
+]
+
 
 @over_namespace
 async def apply(
@@ -37,6 +45,7 @@ async def apply(
     existing: ExistingOption = False,
     take_away: OpenOption = False,
     all_lists: AllListsOption = False,
+    top: TopOption = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
@@ -62,10 +71,10 @@ async def apply(
     confirm(_question(uri.path, binding, take_away), yes=yes or dry_run)
     trees: list[dict[str, Json]] = []
     text: list[str] = []
-    for servers, root, restrict in (
-        (binding.dl_servers, uri.path, True),
-        (binding.bk_servers, binding.ledgers_path, False),
-    ):
+    kinds = [(binding.dl_servers, uri.path, True), (binding.bk_servers, binding.ledgers_path, False)]
+    if top:  # the cluster's own list: with `zkAclId` a namespace's identity is not every process's
+        kinds += [(servers, "/", False) for servers in dict.fromkeys((binding.dl_servers, binding.bk_servers))]
+    for servers, root, restrict in kinds:
         access, wanted = _wanted(at, restrict=restrict, take_away=take_away)
         report = await _change(_commas(servers), root, at, access, wanted, all_lists=all_lists, dry_run=dry_run)
         trees.append(_as_json(_commas(servers), root, report))
@@ -106,7 +115,7 @@ async def _change(
     all_lists: bool,
     dry_run: bool,
 ) -> ListReport:
-    from metadata.zookeeper.list_change import ListChange
+    from metadata.zookeeper.list_change import TOP, ListChange, top_list
     from metadata.zookeeper.securing import open_session
 
     security, acl_id = at.settings.client_settings().security, at.settings.zk_acl_id
@@ -120,8 +129,9 @@ async def _change(
             typer.echo(f"{root}: {looked_at} znodes looked at", err=True)
 
     try:
-        change = ListChange(store, access, wanted, all_lists=all_lists, dry_run=dry_run, progress=progress)
-        return await change.run([root])
+        listed = top_list(wanted) if root == "/" else wanted
+        change = ListChange(store, access, listed, all_lists=all_lists, dry_run=dry_run, progress=progress)
+        return await (change.run_at(TOP) if root == "/" else change.run([root]))
     finally:
         await store.close()
 

@@ -10,6 +10,7 @@ from dlspark.sandbox.state import NAMESPACE_PATH
 if TYPE_CHECKING:
     from metadata.security.settings import SecuritySettings
     from metadata.store import MetadataStore
+    from metadata.zookeeper.client import ZooKeeperStore
 
 LEDGERS_PATH: Final = "/ledgers"
 
@@ -40,8 +41,18 @@ async def initialise(
                 await namespace.update(lambda binding: replace(binding, quorums=quorums))
         if security is not None:
             await _first_rule(store)
+            await _close_top(store, security)
     finally:
         await store.close()
+
+
+async def _close_top(store: ZooKeeperStore, security: SecuritySettings) -> None:
+    """Keep who has a certificate and no rights from filling the server's memory at its top, where it is open to all."""
+    from metadata.zookeeper.list_change import TOP, ListChange, top_list
+    from metadata.zookeeper.securing import session_access
+
+    access = session_access(security)
+    await ListChange(store, access, top_list(access.entries)).run_at(TOP)
 
 
 async def _first_rule(store: MetadataStore) -> None:

@@ -485,7 +485,7 @@ class Sandbox(OpenedHere):
         port = self.state.node_ports[index]
         place = self.state.node_region(index)
         host, spread = ("127.0.0.1", {}) if place is None else (place.host, self.regions.node_settings(place.name))
-        security = {} if self._security is None else self._security.settings("node")
+        security = {} if self._security is None else self._security.node_settings()
         settings = {**spread, **security, **self._node_settings}
         write_private_text(conf, _bookie_conf(directory, host, port, self.zookeeper_address, settings))
         return conf

@@ -26,6 +26,8 @@ from metadata.zookeeper.secure_server import ServerSecurity
 
 HOSTS: Final = ("localhost", LOCAL_HOST)
 _RENEWED_BEFORE: Final = timedelta(days=30)
+_AT_NODES: Final = ("node", "client", "proxy", "operator")
+"""Roles whose holders may speak to storage nodes."""
 _OPERATOR: Final = "CN=operator,OU=operator"
 """The subject of the operator's certificate, as ZooKeeper compares it."""
 
@@ -72,6 +74,11 @@ class SandboxSecurity:
     def settings(self, role: str) -> dict[str, str]:
         """Return the settings of a process in a role, by their keys, which are the same for all."""
         return {"security": "on", "securityDirectory": str(self.folder(role))}
+
+    def node_settings(self) -> dict[str, str]:
+        """Return the settings of storage nodes: whoever has a role of another name (`dlspark tls issue --role app`) is
+        for proxies alone, which keep to the rules of access; a storage node would show it every log."""
+        return {**self.settings("node"), "authorizedRoles": ",".join(_AT_NODES)}
 
     def environment(self, role: str) -> Mapping[str, str]:
         """Return the variables of a process in a role that is a client only."""

@@ -214,11 +214,13 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """May it be done, and why? `rule` is the one that decided, None where none did."""
+    """May it be done, and why? `rule` is the one that decided, None where none did. `known`: by the rules; where these
+    cannot be read it is no, and may be yes once they can."""
 
     allowed: bool
     reason: str
     rule: Rule | None = None
+    known: bool = True
 
 
 # ---------------------------------------------------------------------- sets of rules
@@ -429,7 +431,8 @@ class RuleBook:
         if one is not None:
             return Decision(True, f"{one} is a super user")
         if self.broken is not None:
-            return Decision(False, f"the rules of access cannot be read, so none allows anything: {self.broken}")
+            reason = f"the rules of access cannot be read, so none allows anything: {self.broken}"
+            return Decision(False, reason, known=False)
         subjects = _subjects_of(principal)
         for index in (self._denied, self._allowed):
             for subject in subjects:

@@ -27,9 +27,12 @@ from metadata.foundation.errors import (
 )
 from metadata.retry import repeat
 from metadata.store import MetadataStore, join
-from metadata.zookeeper.access import ALL, OPEN, Access, AclEntry
+from metadata.zookeeper.access import ALL, OPEN, WORLD_READS, Access, AclEntry
 
 AT_A_TIME: Final = 32
+TOP: Final = ("/", "/zookeeper", "/zookeeper/quota")
+"""What every ZooKeeper has from its first start on, open to all whom it lets in. One of these without any right could
+fill the server's memory with znodes of its own there, and so stop the cluster."""
 NAMED: Final = 20
 """How many znodes a report names of a kind."""
 _RACES: Final = 10
@@ -118,6 +121,18 @@ class ListChange:
                 self._progress(looked_at)
         return self.report
 
+    async def run_at(self, paths: Iterable[str]) -> ListReport:
+        """Change these znodes alone, and none below them. Raises as `run`."""
+        await self._know_ourselves()
+        for path in paths:
+            try:
+                await self._change(path)
+            except NoNodeError:
+                pass
+            except NoAuthError:
+                self.report.refused.append(path)
+        return self.report
+
     async def _know_ourselves(self) -> None:
         known = await repeat(self._store, self._store.who_am_i)
         own = {(scheme, name) for scheme, name in known if scheme == "x509"}
@@ -183,3 +198,8 @@ class ListChange:
             return True
         except BadVersionError:
             return (await repeat(self._store, lambda: self._store.get_list(path)))[0] == self._wanted
+
+
+def top_list(entries: Sequence[AclEntry]) -> tuple[AclEntry, ...]:
+    """Return the list for `TOP`, given that of a cluster's znodes: all whom ZooKeeper lets in may read there."""
+    return tuple(entries) if WORLD_READS in entries or tuple(entries) == OPEN else (*entries, WORLD_READS)

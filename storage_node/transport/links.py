@@ -421,12 +421,15 @@ class TcpLink:
         """Take what has arrived, and hand out the frames that it completes."""
         if not self._reading:
             return  # paused, starved or closed while it stood in line
+        failure: Exception | None = None
         try:
             received = self._receive(self._frames.writable())
         except (BlockingIOError, InterruptedError):
             received = -1  # handled behind this block: the error would hold a view of the chunk, which is given back
         except (OSError, TlsError) as error:
-            self._shut(error)
+            failure = _without_frames(error)
+        if failure is not None:
+            self._shut(failure)
             return
         if received <= 0:
             self._read_nothing(ended=received == 0)
@@ -565,3 +568,14 @@ class TcpLink:
             ended(reason)
         if self._handler is not None:
             self._handler.link_closed(error)
+
+
+def _without_frames(error: Exception) -> Exception:
+    """Return the error without the frames of the read that failed, and of what it came from. They hold a view of the
+    chunk, which then could not be lent again: many links that are cut off at a time would take one each, and as the
+    link's TLS keeps the error, for as long as the garbage collector likes."""
+    one: BaseException | None = error
+    while one is not None:
+        one.__traceback__ = None
+        one = one.__cause__ or one.__context__
+    return error

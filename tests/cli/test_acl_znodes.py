@@ -122,6 +122,28 @@ def test_a_namespace_is_closed_and_opened_again(cluster: MixedCluster) -> None:
     cluster.plainly(lambda store: store.put(cluster.path + "/old", b"open again", -1))
 
 
+def test_the_top_is_closed_where_that_is_asked_for(cluster: MixedCluster) -> None:
+    """`/` is other programs', too, so a namespace's lists leave it alone."""
+    cluster.acl_apply()
+    cluster.plainly(lambda store: store.create("/of-another-program"))
+    cluster.plainly(lambda store: store.delete("/of-another-program"))
+
+    planned = cluster.acl_apply("--top", "--dry-run")["trees"][-1]
+    assert (planned["root"], planned["changed"]) == ("/", 3)
+    assert cluster.acl_apply("--top")["trees"][-1]["changed"] == 3
+    for path in ("/filled", "/zookeeper/filled", "/zookeeper/quota/filled"):
+        with pytest.raises(NoAuthError):
+            cluster.plainly(lambda store, path=path: store.create(path, b"x"))
+    assert "ledgers" in cluster.plainly(lambda store: store.children("/"))[0]
+    cluster.securely(lambda store: store.create("/of-the-cluster"))
+    cluster.securely(lambda store: store.delete("/of-the-cluster"))
+    assert cluster.acl_apply("--top")["trees"][-1]["changed"] == 0
+
+    assert cluster.acl_apply("--top", "--open")["trees"][-1]["changed"] == 3
+    cluster.plainly(lambda store: store.create("/of-another-program"))
+    cluster.plainly(lambda store: store.delete("/of-another-program"))
+
+
 def test_what_zookeeper_refuses_is_named_and_the_operator_can_do_it(cluster: MixedCluster) -> None:
     async def leave_one_behind(store: MetadataStore) -> None:
         assert isinstance(store, ZooKeeperStore)

@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
+import ssl
 import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,11 +29,17 @@ from dlspark.sandbox.sandbox import Sandbox
 from dlspark.sandbox.security import SandboxSecurity
 from dlspark.sandbox.state import SECURITY_FOLDER, SandboxState
 from dlspark.serving.client.sync import Client
-from metadata.foundation.errors import CallerError
+from metadata.foundation.errors import CallerError, NoAuthError
 from metadata.security.errors import IdentityError
 from metadata.security.listening import is_loopback
 from metadata.security.settings import VARIABLE, SecurityMode, SecuritySettings
+from metadata.store import join
+from metadata.zookeeper.access import OPEN
 from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.securing import open_session
+from storage_node.protocol.decoding import decode_response
+from storage_node.protocol.encoding import encode_read_request, encode_start_tls_request
+from storage_node.protocol.schema import Status
 
 pytestmark = pytest.mark.processes
 
@@ -120,6 +129,64 @@ def test_commands_that_ask_proxies_show_what_the_caller_is(secured: Sandbox) -> 
     )  # fmt: skip
     assert listed.returncode == 0, listed.stderr
     assert [proxy.get("error") for proxy in json.loads(listed.stdout)["proxies"]] == [None, None]
+
+
+@pytest.fixture(scope="module")
+def guest(secured: Sandbox) -> Path:
+    """The identity folder of a client that is for proxies alone."""
+    issued = dlspark("tls", "issue", str(secured.directory / SECURITY_FOLDER), "guest", "--role", "app", environment={})
+    assert issued.returncode == 0, issued.stderr
+    return secured.directory / SECURITY_FOLDER / "guest"
+
+
+def test_who_is_for_proxies_alone_reads_nothing_at_storage_nodes(secured: Sandbox, guest: Path) -> None:
+    """There are no rights by log at storage nodes: what one may read there is everything."""
+    for port in secured.state.node_ports:
+        assert status_of_a_read(port, secured.security.client_folder) == Status.ENOLEDGER
+        assert status_of_a_read(port, guest) == Status.EUA
+
+
+def status_of_a_read(port: int, folder: Path) -> int:
+    """Return what a storage node answers to who reads an entry of a ledger that is not there."""
+    context = ssl.create_default_context(cafile=folder / "authorities.pem")
+    context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as plain:
+        plain.sendall(encode_start_tls_request(1))
+        decode_response(answered(plain))
+        with context.wrap_socket(plain, server_hostname="127.0.0.1") as under_tls:
+            under_tls.sendall(encode_read_request(2, 1 << 40, 0))
+            return decode_response(answered(under_tls)).status
+
+
+def answered(sock: socket.socket) -> memoryview:
+    with sock.makefile("rb", buffering=0) as stream:
+        (length,) = struct.unpack(">i", stream.read(4) or b"")
+        return memoryview(stream.read(length) or b"")
+
+
+async def test_a_certificate_without_the_secret_makes_no_znode_anywhere(secured: Sandbox, guest: Path) -> None:
+    """Not at the top either, where ZooKeeper's own list is open: there it could fill the server's memory until it ends,
+    and the cluster with it."""
+    settings = SecuritySettings(security="on", security_directory=str(guest))
+    store = await open_session(secured.zookeeper_address, settings)
+    try:
+        for path in ("/", *await every_znode(store, "/"), "/ledgers/available", "/distributedlog"):
+            with pytest.raises(NoAuthError):
+                await store.create(join(path, "guest"))
+            with pytest.raises(NoAuthError):
+                await store.put_list(path, OPEN, -1)
+        assert "ledgers" in (await store.children("/"))[0]
+    finally:
+        await store.close()
+
+
+async def every_znode(store: ZooKeeperStore, path: str) -> list[str]:
+    """Return what this session can see below `path`."""
+    try:
+        below = [join(path, name) for name in (await store.children(path))[0]]
+    except NoAuthError:
+        return []
+    return [seen for one in below for seen in (one, *await every_znode(store, one))]
 
 
 def test_keys_are_for_their_owner_alone_and_in_no_command_line(secured: Sandbox) -> None:

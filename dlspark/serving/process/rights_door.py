@@ -292,7 +292,9 @@ class RightsDoor:
                 advice="Connect anew, with a certificate or token that is valid",
             )
         decision = self._decide(principal, caller, kind, verbs, stream)
-        return decision, None if decision.allowed else _denied_error(principal, verbs, stream)
+        if decision.allowed:
+            return decision, None
+        return decision, _denied_error(principal, verbs, stream) if decision.known else _unknown_error(stream)
 
     def _decide(
         self,
@@ -369,6 +371,15 @@ class _WaitingRead:
 def _verb_noted(verbs: tuple[Verb, ...] | None) -> str | None:
     """Return the verb that is noted; of those of which any is enough the first one."""
     return verbs[0].value if verbs else None
+
+
+def _unknown_error(stream: str | None) -> DistributedLogError:
+    # No denial: an outage of ZooKeeper would end programs for good that have every right. Another proxy may know.
+    return ServiceUnavailableError(
+        "the proxy cannot read the rules of access at present, and allows nothing without them; nothing was done",
+        log=stream,
+        advice="Ask another proxy, or later. An operator finds the reason in the proxy's log",
+    )
 
 
 def _denied_error(principal: Principal, verbs: tuple[Verb, ...] | None, stream: str | None) -> RequestDeniedError:

@@ -130,6 +130,25 @@ def is_denied(answer: Answer) -> bool:
     return isinstance(answer, Refusal) and answer.code is StatusCode.REQUEST_DENIED
 
 
+def test_rules_that_cannot_be_read_allow_nothing_and_are_no_denial() -> None:
+    """A client that is denied gives up; one that hears that the proxy cannot say goes on, here later or elsewhere."""
+    entrance = Entrance("allow user:alice read orders")
+    asked = [REQUESTS[FindOwner], REQUESTS[FindOwner]]
+    entrance.ask(asked[0])
+    entrance.book = RuleBook(RuleSet(), [Subject.parse("role:operator")], broken="ZooKeeper has not answered")
+    for kind in NEEDED:
+        answer = entrance.ask(REQUESTS[kind])
+        assert isinstance(answer, Refusal)
+        assert (answer.code, answer.applied) == (StatusCode.SERVICE_UNAVAILABLE, Applied.NO)
+        assert "rules of access" in answer.message
+        assert rule_of(answer, fail_fast=False) is not AnswerRule.FAIL
+    narrowed = Caller("10.0.0.1:1", ALICE, restrictions=Restrictions(("other",)))
+    (answer,) = entrance.begin(REQUESTS[FindOwner], narrowed)
+    assert is_denied(answer)  # whatever the rules say
+    entrance.ask(asked[1], OPERATOR)
+    assert entrance.service.requests == asked
+
+
 # ---------------------------------------------------------------------- every operation
 
 

@@ -334,6 +334,32 @@ async def test_a_stream_that_is_cut_off_is_told_from_one_that_ends() -> None:
         assert "broke off without ending TLS" in str(served.peers[1].closed[0])
 
 
+class CountedPool(ChunkPool):
+    """Counts the chunks that it has made."""
+
+    made = 0
+
+    def take(self, need: int) -> bytearray:
+        kept = {id(chunk) for chunk in self._retired}
+        chunk = super().take(need)
+        self.made += id(chunk) not in kept
+        return chunk
+
+
+async def test_links_that_are_cut_off_together_hold_no_memory_for_what_they_could_not_read() -> None:
+    """Each had taken a chunk to read into; its error held it, so that the next one took another."""
+    network = TcpNetwork()
+    network.pool = pool = CountedPool()
+    async with serving(TlsEntrance(server_context), network=network) as served:
+        ends = [await asyncio.open_connection("127.0.0.1", served.port, ssl=client_context()) for _ in range(60)]
+        await until(lambda: len(served.peers) == len(ends), every_s=0)
+        for _, writer in ends:
+            writer.transport.abort()
+        await until(lambda: not network.links(), every_s=0)
+    assert all(isinstance(peer.closed[0], TlsError) for peer in served.peers)
+    assert pool.made <= 2
+
+
 async def test_our_end_is_told_to_the_peer_with_all_that_was_sent_before() -> None:
     async with serving(TlsEntrance(server_context)) as served:
         client = Peer()
