@@ -201,7 +201,8 @@ async def open_namespace(uri: str, connect: Connect | None = None) -> AsyncNames
     except MetadataUnavailableError as error:
         raise MetadataUnavailableError(
             f"ZooKeeper of {uri} cannot be reached: {error.message}; nothing was read",
-            advice="Start it (`dlspark sandbox status` shows a sandbox), or correct the option uri",
+            advice=f"{error.advice or 'Start it'}. A query names the cluster by option uri (`dlspark sandbox status` "
+            "shows a sandbox's), and what it shows a secured one by option tls.directory or DLSPARK_SECURITY",
         ) from error
 
 

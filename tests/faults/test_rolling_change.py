@@ -2,7 +2,8 @@
 
 Real processes: a ZooKeeper, four storage nodes with auto-recovery, two write proxies and a read proxy. Two programs
 write, one by storage nodes and one by proxies, and two follow them. Each step of the page is done with the settings
-that it names. In the secured state all certificates are renewed and a bystander's is taken back.
+that it names. In the secured state all certificates are renewed, a bystander's is taken back, and the authority itself
+is exchanged.
 
 No request of a program fails: what the libraries try again within a request is all the retries there are. Each record
 is there once, in order, and nothing that was acknowledged is lost.
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -30,6 +33,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.torture, pytest.mark.long, pyte
 DIRECT_LOG, THIN_LOG = "direct", "proxied"
 RECORDS_A_STEP = 20
 COPIES_WITHIN_S = 120.0
+HOSTS = ("--host", "127.0.0.1", "--host", "localhost")
+BELIEVED_AFTER_S = 15.0
+"""After which docs/security.md takes changed files for read everywhere."""
 
 
 class Load:
@@ -221,6 +227,52 @@ async def renew_all(cluster: RollingCluster, load: Load) -> None:
     await load.goes_on()
 
 
+async def exchange_authority(cluster: RollingCluster, load: Load) -> None:
+    """The authority itself is exchanged, as docs/security.md says: both are believed, then every certificate is one of
+    the new authority, then the new one alone is believed. Nothing is restarted."""
+    new = await asyncio.to_thread(cluster.prepare_authority, HOSTS)
+    arrived = cluster.settings("client", "on") | {"securityDirectory": str(new / "client")}
+    left = cluster.directory / f"left-by-{new.name}"
+    await asyncio.to_thread(shutil.copytree, cluster.folder("client"), left)
+    await asyncio.sleep(BELIEVED_AFTER_S)  # what the page says to wait: nothing shows what a client believes by now
+    await load.goes_on()
+    assert await is_taken(cluster, arrived), "a client of the new authority is refused"
+    before = await asyncio.to_thread(cluster.certificates)
+    await asyncio.to_thread(cluster.give_out, new)
+
+    async def all_new() -> bool:
+        now = await asyncio.to_thread(cluster.certificates)
+        return all(now[name] != shown for name, shown in before.items())
+
+    await until(all_new, "a server keeps a certificate of the old authority", every_s=0.5)
+    await load.goes_on()
+    await asyncio.sleep(BELIEVED_AFTER_S)
+    await asyncio.to_thread(cluster.forget_others)
+    gone = {"security": "on", "securityDirectory": str(left)}
+
+    async def refused() -> bool:
+        return not await is_taken(cluster, gone)
+
+    await until(refused, "a client of the old authority is not refused", every_s=0.5)
+    await load.goes_on()
+
+
+async def is_taken(cluster: RollingCluster, settings: Mapping[str, str]) -> bool:
+    """Return whether a client with these settings may write, by a proxy and by storage nodes: both or neither. A
+    failure of one alone is raised."""
+    values: dict[str, Value] = {**settings, "requestTimeoutMs": 60_000}
+    try:
+        async with await AsyncClient.connect(cluster.write_addresses, values) as thin:
+            await thin.write("visited", b"by a proxy")
+    except DistributedLogError:
+        return False
+    direct = DirectWriter(cluster.uri, f"visited-{secrets.token_hex(4)}", settings)
+    direct.start()
+    await until(lambda: direct.acknowledged or direct.ended, "a visitor does not write")
+    await direct.end()
+    return True
+
+
 async def revoke_bystander(cluster: RollingCluster, load: Load, name: str) -> None:
     """A client's certificate is taken back: its open connections to proxies and nodes end, and it is not let in again;
     the others notice nothing."""
@@ -251,8 +303,7 @@ async def revoke_bystander(cluster: RollingCluster, load: Load, name: str) -> No
 
 
 async def test_a_cluster_is_secured_and_opened_again_under_load(cluster: RollingCluster, rounds: int | None) -> None:
-    hosts = ("--host", "127.0.0.1", "--host", "localhost")
-    await asyncio.to_thread(cluster.dlspark, "tls", "init", str(cluster.authority), *hosts)
+    await asyncio.to_thread(cluster.dlspark, "tls", "init", str(cluster.authority), *HOSTS)
     await asyncio.to_thread(
         cluster.dlspark, "acl", "add", "allow", "role:client", "read,write,create", "*", "--uri", cluster.uri
     )
@@ -264,6 +315,7 @@ async def test_a_cluster_is_secured_and_opened_again_under_load(cluster: Rolling
             await has_all_copies(cluster, "operator")
             await renew_all(cluster, load)
             await revoke_bystander(cluster, load, f"bystander-{turn}")
+            await exchange_authority(cluster, load)
             await change.to_open()
             await has_all_copies(cluster, None)
             longest = {writer.log: f"{writer.longest_s:.2f} s" for writer, _ in load.pairs}

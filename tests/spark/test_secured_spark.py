@@ -3,6 +3,7 @@ nothing secret is left behind by them, wherever Spark or the cluster writes some
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -11,28 +12,50 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
-from helpers.paths import ROOT, SPARK_PROGRAMS
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, load_pem_private_key
+from cryptography.hazmat.primitives.serialization.pkcs12 import serialize_key_and_certificates
+from cryptography.x509 import load_pem_x509_certificates
+from helpers.paths import ROOT, SPARK_PROGRAMS, TESTS
 from helpers.quick_start import plain_environment
 from helpers.rounds import with_rounds
-from helpers.security.searching import TOKEN_HEADER, found_in, secret_of_signing_key, secrets_of_folders
+from helpers.security.java_stores import java_trust_store
+from helpers.security.searching import (
+    TOKEN_HEADER,
+    empty_places,
+    found_in,
+    secret_of_signing_key,
+    secrets_of_folders,
+)
 from helpers.security.secret_run import CommandLines
 from helpers.spark.read_proxy_processes import ReadProxyProcesses
 from helpers.spark.rounds_world import StandaloneCluster
 
+from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.sync.namespace import Namespace
 from dlspark.sandbox.sandbox import Sandbox
+from dlspark.serving.process.membership import READ_PROXIES, WRITE_PROXIES, read_members
 from dlspark.serving.security.token_issuing import SigningKey
 from metadata.security.settings import VARIABLE
+from metadata.store import join
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.timeout(900)]
 
 PROGRAM = SPARK_PROGRAMS / "secured_app.py"
 THROUGH_PROXIES = ["batch", "stream", "explain"]
 DIRECT = [*THROUGH_PROXIES, "segments", "staged", "catalog"]
-IDENTITIES = ("sandbox/security/", "sandbox/zookeeper/tls/", "token-key.jwk")
+LEFT = ("argv", "environ", "output", "checkpoint/offsets/0", "checkpoint/commits/0", "shown", "progress")
+LEFT_BY_CLASSIC = ("events/**/events_1_*", "pages/rest-environment", "pages/rest-sql", "pages/SQL-execution-*")
+"""What a run leaves where Spark is in the program's own process, beside the rest: its event log, and pages."""
+LEFT_BY_CLUSTER = ("metrics-*", "sandbox/node-*/*.log", "sandbox/write-proxy-*/*.log", "read-proxy/*.log")
+IDENTITIES = ("sandbox/security/", "sandbox/zookeeper/tls/", "token-key.jwk", "stores/")
 """Where secrets are at home; ZooKeeper's server reads its key from a file of its own."""
+
+
+STORE_PASSWORDS = {"key store": "password-of-key-store-93aa", "trust store": "password-of-trust-store-51de"}
 
 
 class SecuredWorld:
@@ -60,6 +83,8 @@ class SecuredWorld:
         self.secrets = secrets_of_folders(place / "sandbox" / "security")
         self.secrets |= {"signing key": secret_of_signing_key(self.key_file), "a token": TOKEN_HEADER}
         self.secrets |= {"a password by value": "hunter-by-value"}
+        self.stores = make_stores(self.client, place / "stores")
+        self.secrets |= STORE_PASSWORDS
 
     @property
     def proxies(self) -> dict[str, dict[str, str]]:
@@ -81,25 +106,72 @@ class SecuredWorld:
                 namespace.create_log(f"{what}-{name}")
         made = {"uri": self.sandbox.uri, "name": name, "directory": str(directory), **config}
         (directory / "config").write_text(json.dumps(made))
-        with CommandLines(directory / "argv"):
+        variables = plain_environment() | {"PYTHONPATH": str(TESTS)} | environment
+        with CommandLines(directory / "argv", variables):
             done = subprocess.run(
                 [sys.executable, str(PROGRAM), str(directory / "config")],
                 cwd=ROOT,
                 capture_output=True,
                 text=True,
-                env=plain_environment() | environment,
+                env=variables,
                 timeout=500,
                 check=False,
             )
         (directory / "output").write_text(done.stdout + done.stderr)
         assert done.returncode == 0, done.stderr[-6000:]
-        assert len((directory / "argv").read_bytes()) > 1000
+        self.save_metrics()
+        left = [*LEFT, *(() if "remote" in config else LEFT_BY_CLASSIC)]
+        assert empty_places(directory, left) == []
+        assert empty_places(self.place, LEFT_BY_CLUSTER) == []
         assert len(self.secrets) > 8
         assert found_in(directory, self.secrets) == []
         # The folders, logs and metadata of the cluster: ZooKeeper's, with `/ledgers`, and of nodes and proxies.
         assert found_in(self.place, self.secrets, IDENTITIES) == []
         found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+        files = sum(path.is_file() for place in (directory, self.place) for path in place.rglob("*"))
+        print(f"{name}: {found}; {len(self.secrets)} secrets are in none of {files} files")
         return found
+
+    def save_metrics(self) -> None:
+        """Save what proxies show of themselves on their pages."""
+        for address in asyncio.run(self._pages()):
+            with urlopen(f"http://{address}/metrics", timeout=60) as answer:
+                (self.place / f"metrics-{address}").write_bytes(answer.read())
+
+    async def _pages(self) -> list[str]:
+        async with await AsyncNamespace.open(self.sandbox.uri, self.sandbox.settings) as namespace:
+            members = [
+                member
+                for folder in (READ_PROXIES, WRITE_PROXIES)
+                for member in await read_members(namespace.store, join(namespace.uri.path, folder))
+            ]
+        return [str(member.stats) for member in members if member.stats is not None]
+
+
+def make_stores(client: Path, folder: Path) -> dict[str, str]:
+    """Make stores of Java of an identity folder; returns the options that name them."""
+    folder.mkdir()
+    key = load_pem_private_key((client / "key.pem").read_bytes(), None)
+    assert isinstance(key, EllipticCurvePrivateKey)
+    own, *above = load_pem_x509_certificates((client / "certificate.pem").read_bytes())
+    password = STORE_PASSWORDS["key store"]
+    hidden = BestAvailableEncryption(password.encode())
+    (folder / "key.p12").write_bytes(serialize_key_and_certificates(b"client", key, own, above, hidden))
+    believed = [
+        one.public_bytes(Encoding.DER) for one in load_pem_x509_certificates((client / "authorities.pem").read_bytes())
+    ]
+    (folder / "trust.jks").write_bytes(java_trust_store(believed, STORE_PASSWORDS["trust store"]))
+    for name in ("key.p12", "password"):
+        (folder / name).touch(mode=0o600)
+        (folder / name).chmod(0o600)
+    (folder / "password").write_text(password)
+    return {
+        "tls.keyStore": str(folder / "key.p12"),
+        "tls.keyStorePassword": f"file:{folder / 'password'}",
+        "tls.trustStore": str(folder / "trust.jks"),
+        "tls.trustStorePassword": "env:TRUST_PASSWORD",
+        "bkc.zkAclSecretPath": str(client / "zookeeper.secret"),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -116,16 +188,16 @@ def test_a_batch_and_a_stream_through_proxies_with_tokens(world: SecuredWorld, t
     run = tmp_path / "run"
     config = {"master": "local[2]", "steps": THROUGH_PROXIES, "options": options, **proxies}
     assert world.run(run, "tokens", config) == dict.fromkeys(THROUGH_PROXIES, True)
-    for left in ("events", "checkpoint/offsets", "checkpoint/commits", "shown", "progress"):
-        assert any((run / left).iterdir()) if (run / left).is_dir() else (run / left).stat().st_size, left
     # Where they are at home, they are found: the search sees what there is to see.
     assert any(one.startswith("signing key") for one in found_in(world.place, world.secrets))
 
 
-@pytest.mark.parametrize("by", with_rounds("options", "variable"))
+@pytest.mark.parametrize("by", with_rounds("options", "stores", "variable"))
 def test_everything_in_local_mode(world: SecuredWorld, tmp_path: Path, by: str) -> None:
-    confs = {"spark.distributedlog.tls.directory": str(world.client)} if by == "options" else {}
+    given = {"options": {"tls.directory": str(world.client)}, "stores": world.stores, "variable": {}}[by]
+    confs = {f"spark.distributedlog.{name}": value for name, value in given.items()}
     environment = {VARIABLE: str(world.client)} if by == "variable" else {}
+    environment |= {"TRUST_PASSWORD": STORE_PASSWORDS["trust store"]} if by == "stores" else {}
     config = {"master": "local[2]", "steps": DIRECT, "confs": confs}
     assert world.run(tmp_path / "run", f"local-{by}", config, **environment) == dict.fromkeys(DIRECT, True)
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from pyspark.sql.types import StringType, StructField, StructType
@@ -45,11 +46,11 @@ from dlspark.spark.catalog.creation import (
 )
 from dlspark.spark.catalog.scan import Pushed, Rows, exact
 from dlspark.spark.catalog.tables import Json, TableHandle, TableProperties, checked_properties, pushed, unpacked
-from dlspark.spark.connection import Connect, open_namespace, resolve_uri
+from dlspark.spark.connection import Connect, namespace_settings, open_namespace, resolve_uri
 from dlspark.spark.errors import DataLossError, OffsetError, OptionError, SchemaError
 from dlspark.spark.metadata_tables.registry import TABLES, MetadataTable, table_named
 from dlspark.spark.options.query_options import Options
-from dlspark.spark.options.registry import Scope
+from dlspark.spark.options.registry import PASSED_ON, Scope
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.frame_columns import FrameColumns
@@ -97,9 +98,13 @@ def answer_in_schema(request: str, given: Mapping[str, str], session: Mapping[st
     return StructType([StructField("answer", StringType(), metadata={"answer": json.dumps(said)})])
 
 
-async def _connect(uri: str) -> AsyncNamespace:
-    """Open a namespace that does not wait for locks: a statement that needs one fails with the owner's name."""
-    return await AsyncNamespace.open(uri, Settings.from_environment().with_values({"lockTimeoutSeconds": 0}))
+def _connect(session: Mapping[str, str], defaults: Mapping[str, str]) -> Connect:
+    """Return what opens the namespace as options of the session and the catalog say. It does not wait for locks: a
+    statement that needs one fails with the owner's name."""
+    own = {name: value for name, value in defaults.items() if name.startswith(PASSED_ON)}
+    passed_on = namespace_settings(Options(own, Scope.ANY, session).passed_on())
+    settings = Settings.from_environment().with_values({**passed_on, "lockTimeoutSeconds": 0})
+    return partial(AsyncNamespace.open, settings=settings)
 
 
 async def answer(
@@ -108,7 +113,7 @@ async def answer(
     """Return the answer to a question: its result, or the error that the Java side has to raise.
 
     `uri` gives the URI of the catalog's namespace, or raises OptionError. `session`: its defaults of options.
-    `connect` opens a namespace; None: as the environment says, and for questions about a query as its options say.
+    `connect` opens a namespace; None: as options and the environment say.
     """
     operation = str(request["operation"])
     try:
@@ -120,7 +125,7 @@ async def answer(
             return {"result": await _about_rows(operation, request, session or {}, connect)}
         defaults = checked_properties(_texts(request, "defaults"))
         place = uri()
-        namespace = await open_namespace(place, connect or _connect)
+        namespace = await open_namespace(place, connect or _connect(session or {}, defaults))
         try:
             return {"result": await Catalog(namespace, place, defaults).do(operation, request)}
         finally:

@@ -8,11 +8,14 @@ is in.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +24,7 @@ from dlspark.sandbox.ports import free_ports
 from dlspark.sandbox.processes import child_environment
 from dlspark.sandbox.state import NAMESPACE_PATH
 from helpers.fork_server import Child, ForkServer
+from metadata.security.authority import FIRST_ROLES, SECRET_FILE
 from metadata.security.identity import TlsFiles, TlsIdentity
 from metadata.security.settings import VARIABLE
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
@@ -51,6 +55,7 @@ class RollingCluster:
         self.directory = directory
         self.authority = directory / "tls"
         ports = free_ports(1 + NODES + WRITE_PROXIES + 1, set(), HOST)
+        self._held = [_hold(port) for port in ports]
         self._zookeeper = EmbeddedZooKeeper(directory / "zookeeper", port=ports.pop())
         self.node_ports = [ports.pop() for _ in range(NODES)]
         self.proxy_ports = [ports.pop() for _ in range(WRITE_PROXIES + 1)]
@@ -108,6 +113,36 @@ class RollingCluster:
     def settings(self, role: str, mode: str) -> dict[str, str]:
         """Return the settings of a process of a role; `security=off` names no folder."""
         return {} if mode == "off" else {"security": mode, "securityDirectory": str(self.folder(role))}
+
+    # ------------------------------------------------------------------ another authority (docs/security.md)
+
+    def prepare_authority(self, hosts: Sequence[str]) -> Path:
+        """Make another authority with the same secret of ZooKeeper, and have everybody believe it beside the one in
+        use; returns its folder, whose own folders believe both."""
+        new = self.directory / f"{self.authority.name}-next"
+        self.dlspark("tls", "init", str(new), *hosts)
+        shutil.copy(self.authority / "authority" / SECRET_FILE, new / "authority" / SECRET_FILE)
+        self.dlspark("tls", "renew", str(new))
+        for one, other in ((self.authority, new), (new, self.authority)):
+            for role in FIRST_ROLES:
+                for name, added in (("authorities.pem", "certificate.pem"), ("revoked.pem", "revoked.pem")):
+                    with (one / role / name).open("ab") as file:
+                        file.write((other / "authority" / added).read_bytes())
+        return new
+
+    def give_out(self, new: Path) -> None:
+        """Put the folders of an authority where those of the one in use are."""
+        for role in FIRST_ROLES:
+            link = self.authority / f".{role}.next"
+            link.symlink_to(new / role)
+            os.replace(link, self.authority / role)
+        self.authority = new
+
+    def forget_others(self) -> None:
+        """Believe the authority in use alone."""
+        for role in FIRST_ROLES:
+            for name, kept in (("authorities.pem", "certificate.pem"), ("revoked.pem", "revoked.pem")):
+                (self.authority / role / name).write_bytes((self.authority / "authority" / kept).read_bytes())
 
     # ------------------------------------------------------------------ restarts
 
@@ -181,6 +216,8 @@ class RollingCluster:
     def close(self) -> None:
         self._forks.close()
         self._zookeeper.kill()
+        for held in self._held:
+            held.close()
 
     # ------------------------------------------------------------------ which state a server is in
 
@@ -209,6 +246,18 @@ class RollingCluster:
     def plain_heard(self) -> dict[int, bool]:
         """Return whether each storage node answers a request in plain, by its number."""
         return {index: _heard(port) for index, port in enumerate(self.node_ports)}
+
+
+def _hold(port: int) -> socket.socket:
+    """Keep a port for the servers that listen there one after the other: while none does, it is not free.
+
+    A socket that is bound and does not listen keeps out whoever looks for a free port, as other tests' clusters do, and
+    lets in servers: they set SO_REUSEADDR, as it does.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((HOST, port))
+    return held
 
 
 def _end(child: Child) -> None:

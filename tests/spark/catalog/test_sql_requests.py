@@ -573,6 +573,37 @@ async def test_a_question_about_a_query_opens_the_namespace_as_its_options_say(
     assert opened == ["/here"]
 
 
+async def test_statements_open_the_namespace_as_the_session_and_the_catalog_say(
+    driver_world: DriverWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await driver_world.create("t")
+    opened: list[Settings] = []
+
+    async def open_it(uri: str, settings: Settings) -> AsyncNamespace:
+        opened.append(settings)
+        store = MemoryStore(driver_world.tree)
+        return await AsyncNamespace.over(store, uri, own=(store,))
+
+    monkeypatch.setattr(AsyncNamespace, "open", open_it)
+    request: dict[str, object] = {"operation": "tables", "namespace": [], "catalog": "dlog"}
+    request["defaults"] = {"distributedlog.readAheadWaitTime": "17", "distributedlog.lockTimeoutSeconds": "9"}
+    session = {"tls.directory": "/here", "bkc.addEntryTimeoutSec": "7"}
+    assert await answer(request, lambda: URI, session=session) == {"result": ["t"]}
+    (settings,) = opened
+    assert (settings.security, settings.security_directory) == ("on", "/here")
+    assert settings.client_settings().add_entry_timeout_ms == 7_000
+    assert settings.as_mapping()["readAheadWaitTime"] == 17
+    assert settings.as_mapping()["lockTimeoutSeconds"] == 0, "a statement does not wait for locks"
+
+
+async def test_a_statement_with_settings_that_contradict_each_other_is_refused(driver_world: DriverWorld) -> None:
+    session = {"tls.directory": "/here", "distributedlog.security": "off"}
+    said = await answer(
+        {"operation": "tables", "namespace": [], "catalog": "dlog", "defaults": {}}, lambda: URI, session=session
+    )
+    assert "security is switched off" in str(said["error"])
+
+
 async def test_aggregates_that_metadata_does_not_tell_are_not_answered(driver_world: DriverWorld) -> None:
     await driver_world.create("t")
     await driver_world.write("t", [1, 2, MAX_TIMESTAMP_MS + 1])

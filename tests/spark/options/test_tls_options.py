@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from helpers.security.minting import MintedAuthority
 
+from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
 from dlspark.spark.catalog.tables import checked_properties
-from dlspark.spark.connection import namespace_settings
+from dlspark.spark.connection import namespace_settings, open_namespace
 from dlspark.spark.errors import OptionError
 from dlspark.spark.metadata_tables.registry import requested
 from dlspark.spark.options.query_options import Options
@@ -18,6 +19,7 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.options.tls import SETTINGS
 from dlspark.spark.sink.session import settings_of
 from dlspark.spark.source.selection import SourceQuery
+from metadata.foundation.errors import MetadataUnavailableError
 from metadata.security.errors import IdentityError
 from metadata.security.identity import TlsFiles, TlsIdentity
 from metadata.security.identity_files import password_of
@@ -149,3 +151,14 @@ def test_a_password_of_a_variable_may_be_any_bytes(monkeypatch: pytest.MonkeyPat
     latin = "geheim\xfc".encode("latin-1")
     monkeypatch.setenv("KEY_PASSWORD", os.fsdecode(latin))
     assert password_of("env:KEY_PASSWORD") == latin
+
+
+async def test_a_query_without_an_identity_is_told_which_option_names_one() -> None:
+    async def refused(uri: str) -> AsyncNamespace:
+        raise MetadataUnavailableError("the server speaks TLS at this port", advice="Set security=on")
+
+    with pytest.raises(MetadataUnavailableError) as told:
+        await open_namespace("distributedlog://zk:2181/ns", refused)
+    assert "the server speaks TLS at this port; nothing was read" in str(told.value)
+    assert "Set security=on" in str(told.value)
+    assert "option tls.directory" in str(told.value)

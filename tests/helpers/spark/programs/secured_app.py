@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import dlspark.spark
+from helpers.spark.programs.pages import save_pages
 
 ROWS = 200
 FORMAT = "distributedlog"
@@ -123,16 +124,16 @@ def ended(query: StreamingQuery) -> None:
 def main(config: dict[str, Any]) -> None:
     """Do the steps, and print what each found."""
     directory = Path(config["directory"])
-    confs = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", **config.get("confs", {})}
+    confs = {"spark.sql.shuffle.partitions": "2", **config.get("confs", {})}
     builder: SparkSession.Builder
     if "remote" in config:
         builder = SparkSession.builder.remote(config["remote"])
-        confs |= {"spark.distributedlog.uri": config["uri"]}
+        confs |= {"spark.distributedlog.uri": config["uri"], "spark.ui.enabled": "false"}
     else:
         builder = dlspark.spark.builder(config["uri"]).master(config["master"])
         events = directory / "events"
         events.mkdir()
-        confs |= {"spark.eventLog.enabled": "true", "spark.eventLog.compress": "false"}
+        confs |= {"spark.eventLog.enabled": "true", "spark.eventLog.compress": "false", "spark.ui.port": "0"}
         confs |= {"spark.eventLog.dir": events.as_uri(), "spark.local.dir": str(directory / "local")}
     for name, value in confs.items():
         builder = builder.config(name, value)
@@ -143,6 +144,8 @@ def main(config: dict[str, Any]) -> None:
         queries = Queries(spark, config)
         steps: dict[str, Callable[[], object]] = {step: getattr(queries, step) for step in config["steps"]}
         found = {name: step() for name, step in steps.items()}
+        if "remote" not in config:
+            save_pages(spark, directory / "pages")
     finally:
         spark.stop()
     print(json.dumps(found))
