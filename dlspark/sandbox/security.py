@@ -3,6 +3,9 @@
 They lie in its folder, `security/`, as `dlspark tls init` makes them, and stay across restarts; certificates that end
 soon are renewed at a start. What a program needs to enter is `client_folder`, by the variable `DLSPARK_SECURITY` or the
 settings `security=on` and `securityDirectory`; an operator's is `operator_folder`.
+
+Its proxies take tokens as well: `security/tokens/key.jwk` makes them (`dlspark token issue --key`), and the proxies have
+the public half. Who shows one shows a certificate of the sandbox beside it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from dlspark.sandbox.state import LOCAL_HOST, SECURITY_FOLDER
+from dlspark.serving.security.token_issuing import SigningKey
+from metadata.foundation.private_files import make_private_directory
 from metadata.security.authority import (
     AUTHORITY_FOLDER,
     FIRST_ROLES,
@@ -25,6 +30,7 @@ from metadata.security.settings import VARIABLE, SecuritySettings
 from metadata.zookeeper.secure_server import ServerSecurity
 
 HOSTS: Final = ("localhost", LOCAL_HOST)
+_TOKENS: Final = "tokens"
 _RENEWED_BEFORE: Final = timedelta(days=30)
 _OPERATOR: Final = "CN=operator,OU=operator"
 """The subject of the operator's certificate, as ZooKeeper compares it."""
@@ -38,7 +44,8 @@ class SandboxSecurity:
         self._place = directory / SECURITY_FOLDER
 
     def prepare(self) -> None:
-        """Make the authority and the folders, or renew what ends soon. Raises IdentityError."""
+        """Make the authority, the folders and the key of tokens, or renew what ends soon. Raises IdentityError;
+        CallerError where the key cannot be written, or read."""
         if not (self._place / AUTHORITY_FOLDER / REGISTER_FILE).exists():
             if self._place.is_dir() and {one.name for one in self._place.iterdir()} == {AUTHORITY_FOLDER}:
                 # A start was killed while it made one. It has issued nothing: its register is written before.
@@ -54,6 +61,36 @@ class SandboxSecurity:
                 elif known[role].certificates[-1].ends < soon and not known[role].is_revoked:
                     authority.renew(role)
             authority.refresh_lists()
+        self._make_token_key()
+
+    def _make_token_key(self) -> None:
+        """Make the key that signs tokens, where there is none: whole, or not at all."""
+        if not self._tokens.is_dir():
+            make_private_directory(self._tokens)
+        if not self.token_key.exists():
+            begun = self.token_key.with_suffix(".new")
+            begun.unlink(missing_ok=True)  # of a start that was killed
+            SigningKey.make("ES256").write(begun)
+            begun.replace(self.token_key)
+        if not self._token_keys.exists():
+            begun = self._token_keys.with_suffix(".new")
+            begun.unlink(missing_ok=True)
+            SigningKey.read(self.token_key).publish(begun)
+            begun.chmod(0o600)  # public, but all of a sandbox is for who started it
+            begun.replace(self._token_keys)
+
+    @property
+    def token_key(self) -> Path:
+        """The file that makes tokens which the proxies take."""
+        return self._tokens / "key.jwk"
+
+    @property
+    def _tokens(self) -> Path:
+        return self._place / _TOKENS
+
+    @property
+    def _token_keys(self) -> Path:
+        return self._tokens / "keys.json"
 
     def folder(self, role: str) -> Path:
         """Return the identity folder of a role."""
@@ -72,6 +109,10 @@ class SandboxSecurity:
     def settings(self, role: str) -> dict[str, str]:
         """Return the settings of a process in a role, by their keys, which are the same for all."""
         return {"security": "on", "securityDirectory": str(self.folder(role))}
+
+    def proxy_settings(self) -> dict[str, str]:
+        """Return the settings of a proxy, by their keys."""
+        return {**self.settings("proxy"), "tokenKeys": str(self._token_keys)}
 
     def environment(self, role: str) -> Mapping[str, str]:
         """Return the variables of a process in a role that is a client only."""
