@@ -4,7 +4,7 @@ They lie in its folder, `security/`, as `dlspark tls init` makes them, and stay 
 soon are renewed at a start. What a program needs to enter is `client_folder`, by the variable `DLSPARK_SECURITY` or the
 settings `security=on` and `securityDirectory`; an operator's is `operator_folder`.
 
-Its proxies take tokens as well: `security/tokens/key.jwk` makes them (`dlspark token issue --key`), and the proxies have
+Its proxies take tokens as well: `security/tokens/key.jwk` makes them (`dlspark token issue --key`), and proxies have
 the public half. Who shows one shows a certificate of the sandbox beside it.
 """
 
