@@ -11,13 +11,15 @@ the public half. Who shows one shows a certificate of the sandbox beside it.
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Final
 
+from dlspark.sandbox.processes import START_TIMEOUT_S, SandboxError, child_environment
 from dlspark.sandbox.state import LOCAL_HOST, SECURITY_FOLDER
-from dlspark.serving.security.token_issuing import SigningKey
 from metadata.foundation.private_files import make_private_directory
 from metadata.security.authority import (
     AUTHORITY_FOLDER,
@@ -45,7 +47,7 @@ class SandboxSecurity:
 
     def prepare(self) -> None:
         """Make the authority, the folders and the key of tokens, or renew what ends soon. Raises IdentityError;
-        CallerError where the key cannot be written, or read."""
+        SandboxError where the key cannot be made."""
         if not (self._place / AUTHORITY_FOLDER / REGISTER_FILE).exists():
             if self._place.is_dir() and {one.name for one in self._place.iterdir()} == {AUTHORITY_FOLDER}:
                 # A start was killed while it made one. It has issued nothing: its register is written before.
@@ -64,20 +66,26 @@ class SandboxSecurity:
         self._make_token_key()
 
     def _make_token_key(self) -> None:
-        """Make the key that signs tokens, where there is none: whole, or not at all."""
-        if not self._tokens.is_dir():
-            make_private_directory(self._tokens)
-        if not self.token_key.exists():
-            begun = self.token_key.with_suffix(".new")
-            begun.unlink(missing_ok=True)  # of a start that was killed
-            SigningKey.make("ES256").write(begun)
-            begun.replace(self.token_key)
-        if not self._token_keys.exists():
-            begun = self._token_keys.with_suffix(".new")
-            begun.unlink(missing_ok=True)
-            SigningKey.read(self.token_key).publish(begun)
-            begun.chmod(0o600)  # public, but all of a sandbox is for who started it
-            begun.replace(self._token_keys)
+        """Make the key that signs tokens and its public half, where they are not there: whole, or not at all."""
+        if self._tokens.is_dir():
+            return
+        begun = self._tokens.with_suffix(".new")
+        shutil.rmtree(begun, ignore_errors=True)  # of a start that was killed
+        make_private_directory(begun)
+        key, keys = (begun / one.name for one in (self.token_key, self._token_keys))
+        # By the command, as anybody makes one: what verifies tokens belongs to proxies, which run as processes, too.
+        made = subprocess.run(
+            [sys.executable, "-m", "dlspark.cli", "token", "key", str(key), "--keys", str(keys)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=child_environment(),
+            timeout=START_TIMEOUT_S,
+        )
+        if made.returncode != 0:
+            raise SandboxError(f"the key of the sandbox's tokens could not be made: {made.stderr.strip()}")
+        keys.chmod(0o600)  # public, but all of a sandbox is for who started it
+        begun.replace(self._tokens)
 
     @property
     def token_key(self) -> Path:
