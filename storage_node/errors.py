@@ -237,3 +237,23 @@ ERROR_OF_STATUS: dict[int, type[BookieError]] = {
     )
 }
 """The error that stands for each status other than EOK."""
+
+
+def certificate_refused(error: BaseException | None) -> bool:
+    """Return whether a request failed because one side of the connection does not take the other's certificate, or its
+    kind of connection: the next attempt ends so, too, unless that is changed."""
+    while error is not None:
+        # Under TLS 1.3 a client hears only behind its handshake that it is refused: a request may be under way by then,
+        # and ends with its connection.
+        if isinstance(error, TlsRefusedError) or (isinstance(error, SecureConnectionError) and error.refused):
+            return True
+        # What a reader or a writer makes of its nodes' errors has the most telling one as its cause.
+        error = error.__cause__ if isinstance(error, BookieUnreachableError | ConnectionClosedError) else None
+    return False
+
+
+REFUSED_ADVICE = (
+    "Compare this client's certificate, authorities and revocation lists with the node's (`dlspark tls show`); the "
+    "node's audit trail names the client"
+)
+"""What to do about `certificate_refused`."""

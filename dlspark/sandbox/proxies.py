@@ -58,7 +58,7 @@ class SandboxProxies:
         namespace's settings, if it has one, `regions` what it has of them, `security` the identities of a secured
         one."""
         self._conf = conf
-        self._security = {} if security is None else security.settings("proxy")
+        self._security = {} if security is None else security.proxy_settings()
         self._regions = regions
         self._directory = directory
         readers = {READER - number: place for number, place in enumerate(state.read_proxies)}

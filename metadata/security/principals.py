@@ -145,13 +145,19 @@ class PrincipalMapping:
 def _principal(name: str, roles: Iterable[str], facts: CertificateFacts) -> Principal:
     kept = frozenset(role for role in roles if role)
     for text in (name, *kept):
-        if not text or len(text) > MAX_NAME or text != text.strip() or not _seen(text):
+        if not is_name(text):
             raise PeerRefusedError(
                 f"the certificate with the fingerprint {facts.fingerprint} gives {text[:MAX_NAME]!a} as a name or role",
                 advice=f"A name has 1 to {MAX_NAME} signs that can be seen, composed ones where there are such (NFC), "
                 "and no space at its ends",
             )
     return Principal(name, Scheme.TLS, kept, facts.not_after_s)
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text may be a principal's name or a role, by whichever means it is proved: short, all of it
+    seen, and no space at its ends."""
+    return 0 < len(text) <= MAX_NAME and text == text.strip() and _seen(text)
 
 
 def _seen(text: str) -> bool:

@@ -19,7 +19,7 @@ from metadata.foundation.errors import DistributedLogError, check
 from storage_node.client.connections import Answer, BatchAnswer, Connection, ConnectionPool, answer_error
 from storage_node.client.health import SLOW
 from storage_node.client.nearness import AnswerTimes
-from storage_node.errors import ProtocolError, RequestTimeoutError
+from storage_node.errors import REFUSED_ADVICE, ProtocolError, RequestTimeoutError, certificate_refused
 from storage_node.protocol.digests import Entry, EntryDigest
 from storage_node.protocol.encoding import encode_read_request
 from storage_node.protocol.reading import EntryRead, fragment_end
@@ -200,7 +200,8 @@ class EntryFetcher:
         count = len(fetch.asked)
         error = type(cause)(
             f"none of {count} replicas gave the entry; the most telling answer: {cause.message}",
-            advice=cause.advice or "See that the ledger's storage nodes are up",
+            advice=cause.advice
+            or (REFUSED_ADVICE if certificate_refused(cause) else "See that the ledger's storage nodes are up"),
             ledger_id=self._ledger_id,
             entry_id=fetch.entry_id,
             node=cause.node,

@@ -9,8 +9,9 @@ replicas' order are the edge's. An answer whose digest fails is reported as a fa
 *An entry* (`EntryRead`) is asked of one replica after the other. A failure moves on to the next replica unless another
 question is still open; after a silence the edge calls `ask_next`, which asks the next one as well. The first good
 answer wins. When all replicas have failed, the error that says most is raised: "no such entry" gives way to any later
-error, "unreachable" gives way to any later error but "no such entry", others stay. No number of "no such entry" short
-of all ends an ordinary read: only recovery may conclude from a quorum (docs/reference/wire.md#reading-an-entry).
+error, "unreachable" gives way to any later error but "no such entry", others stay; but one that is away does not give
+way to one that refuses this client's certificate: that error says that all do. No number of "no such entry" short of
+all ends an ordinary read: only recovery may conclude from a quorum (docs/reference/wire.md#reading-an-entry).
 
 *The LAC* (`LacRead`) is the greatest that any bookie of the last ensemble knows, once the known answers cover every
 write set (`striping.QuorumCoverage`).
@@ -35,6 +36,7 @@ from storage_node.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
     UnauthorizedAccessError,
+    certificate_refused,
 )
 from storage_node.protocol.striping import QuorumCoverage
 
@@ -49,7 +51,8 @@ def more_telling(first: DistributedLogError | None, later: DistributedLogError) 
     if first is None or isinstance(first, MISSING):
         return later
     if isinstance(first, _UNREACHABLE) and not isinstance(later, MISSING):
-        return later
+        # That all refuse this client is final; where one is merely away, that is what may pass.
+        return first if certificate_refused(later) and not certificate_refused(first) else later
     return first
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.foundation.errors import DistributedLogError, OutcomeUnknownError
-from storage_node.errors import LedgerClosedError, LedgerFencedError, LedgerTakenError, QuorumWriteError
+from storage_node.errors import (
+    LedgerClosedError,
+    LedgerFencedError,
+    LedgerTakenError,
+    QuorumWriteError,
+    certificate_refused,
+)
 from storage_node.protocol.writing_progress import WriterProgress
 
 
@@ -44,9 +50,10 @@ def stuck_error(at: WriterProgress, what: str, cause: DistributedLogError | None
     """Return the error for pending adds: any reason but a closed ledger leaves open whether a recovery will
     find them.
     """
+    do = "Look at this client's certificate" if certificate_refused(cause) else "See that enough storage nodes run"
     error = QuorumWriteError(
         f"{what}; entries {at.last_add_confirmed + 1} to {at.last_add_pushed} are not acknowledged",
-        advice="See that enough storage nodes run; a recovery decides which of these entries are in the ledger",
+        advice=f"{do}; a recovery decides which of these entries are in the ledger",
         ledger_id=at.ledger_id,
     )
     error.__cause__ = cause

@@ -24,6 +24,7 @@ from http import HTTPStatus
 from typing import Final, Protocol, TypeVar
 
 from metadata.foundation.tasks import end_tasks
+from storage_node.transport.http_hosts import names_this_machine
 from storage_node.transport.tls import tls_error
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,11 @@ class Reply:
     status: HTTPStatus = HTTPStatus.OK
 
 
+_NOT_THIS_HOST: Final = Reply(
+    b"This page is not shown under the name in Host: ask by localhost, an address, or the machine's host name\n",
+    TEXT,
+    HTTPStatus.MISDIRECTED_REQUEST,
+)
 Answer = Callable[[str], "Reply | Awaitable[Reply] | None"]
 """The reply at a path, or the one that it will have once it is made; None: nothing is there."""
 
@@ -154,7 +160,7 @@ class HttpServer:
 
     async def _secure_and_exchange(self, connection: socket.socket, peer: str) -> None:
         if self._tls is None:
-            await self._exchange(_PlainStream(connection))
+            await self._exchange(_PlainStream(connection), str(connection.getsockname()[0]))
             return
         stream = _TlsStream(connection, self._tls())
         try:
@@ -181,7 +187,8 @@ class HttpServer:
         if self._refused is not None and self._socket is not None:
             self._refused(peer, f"TLS: {reason}")
 
-    async def _exchange(self, stream: _ByteStream) -> None:
+    async def _exchange(self, stream: _ByteStream, local: str | None = None) -> None:
+        """`local`: this side's address, where it comes in plain."""
         head = b""
         while b"\r\n\r\n" not in head:
             received = await stream.receive()
@@ -191,7 +198,10 @@ class HttpServer:
             if len(head) > MAX_REQUEST_BYTES:
                 await self._refuse(stream)
                 return
-        await _send(stream, *await self._respond(head))
+        if local is not None and not names_this_machine(head, local):
+            await _send(stream, *_encode(_NOT_THIS_HOST, with_body=True))
+        else:
+            await _send(stream, *await self._respond(head))
         await stream.end()
 
     async def _refuse(self, stream: _ByteStream) -> None:

@@ -502,9 +502,10 @@ def insecure_error(peer: str, reason: object, *, node: str | None = None) -> Sec
     return error
 
 
+CERTIFICATE_WANTED = "the peer asks for a certificate, and this side has none"
 _REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer showed no certificate",
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the peer asks for a certificate, and this side has none",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": CERTIFICATE_WANTED,
     "SSLV3_ALERT_BAD_CERTIFICATE": "the peer refuses this side's certificate",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the peer refuses this side's certificate, which has expired",
     "SSLV3_ALERT_CERTIFICATE_REVOKED": "the peer refuses this side's certificate, which is revoked",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import socket
 import ssl
 import stat
@@ -29,6 +30,7 @@ from dlspark.sandbox.sandbox import Sandbox
 from dlspark.sandbox.security import SandboxSecurity
 from dlspark.sandbox.state import SECURITY_FOLDER, SandboxState
 from dlspark.serving.client.sync import Client
+from dlspark.serving.security.token_issuing import SigningKey
 from metadata.foundation.errors import CallerError, NoAuthError
 from metadata.security.errors import IdentityError
 from metadata.security.listening import is_loopback
@@ -120,6 +122,40 @@ def test_a_client_may_work_through_proxies_until_it_is_denied(
             return False
 
         wait_until(refused)  # rules reach all proxies within 10 s
+
+
+def test_a_token_of_the_sandboxs_key_narrows_what_its_bearer_may_do(secured: Sandbox, tmp_path: Path) -> None:
+    place = tmp_path / "token"
+    issued = dlspark(
+        "token", "issue", "--key", str(secured.security.token_key), "--for", "etl", "--role", "client",
+        "--log", "by-token", "--out", str(place), environment={},
+    )  # fmt: skip
+    assert issued.returncode == 0, issued.stderr
+    shown = {**secured.security.settings("client"), "tokenFile": str(place)}
+    with Client.connect(secured.proxies.write_addresses[0], shown) as client:
+        client.create("by-token")
+        client.write("by-token", b"allowed")
+        with pytest.raises(RequestDeniedError, match="etl may not create this log"):
+            client.create("another")
+    with Client.connect(secured.proxies.write_addresses[0], secured.security.settings("client")) as client:
+        client.create("another")
+
+
+def test_the_key_of_tokens_stays_and_is_whole_or_not_there(tmp_path: Path) -> None:
+    security = SandboxSecurity(tmp_path)
+    security.prepare()
+    key, keys = security.token_key.read_bytes(), tmp_path / SECURITY_FOLDER / "tokens" / "keys.json"
+    published = keys.read_bytes()
+    assert stat.S_IMODE(security.token_key.stat().st_mode) == 0o600
+    security.prepare()
+    assert (security.token_key.read_bytes(), keys.read_bytes()) == (key, published)
+    shutil.rmtree(keys.parent)
+    begun = keys.parent.with_suffix(".new")  # of a start that was killed
+    begun.mkdir()
+    (begun / "key.jwk").write_bytes(b"{")
+    security.prepare()
+    assert SigningKey.read(security.token_key).key_id in keys.read_text()
+    assert not begun.exists()
 
 
 def test_commands_that_ask_proxies_show_what_the_caller_is(secured: Sandbox) -> None:

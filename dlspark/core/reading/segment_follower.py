@@ -41,7 +41,14 @@ from metadata.foundation.errors import (
     present,
 )
 from metadata.store import SessionState
-from storage_node.errors import DigestError, NoSuchEntryError, NoSuchLedgerError, UnauthorizedAccessError
+from storage_node.errors import (
+    REFUSED_ADVICE,
+    DigestError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+    UnauthorizedAccessError,
+    certificate_refused,
+)
 from storage_node.protocol.digests import Entry
 from storage_node.protocol.striping import write_set
 
@@ -49,6 +56,9 @@ _log = logging.getLogger(__name__)
 
 GIVE_UP_S = 120.0
 """How long storage nodes, or the store of a cold file, may fail a read before the reader fails."""
+REFUSED_IN_A_ROW = 3
+"""How often in a row all that have an entry must refuse this client before the reader fails: files of certificates are
+exchanged one node after the other."""
 
 _FINAL = (CallerError, CorruptDataError, InvariantViolation, UnauthorizedAccessError, StoreRefusedError)
 _LACKING = (NoSuchEntryError, NoSuchLedgerError)
@@ -141,6 +151,8 @@ class SegmentFollower:
         self._asked_for_lac = True  # Opening has asked.
         self._window = self._settings.prefetch_entries
         self._failures = 0
+        self._refused = 0
+        """Of the last failures, how many in a row were refusals of certificates."""
         self._failing_since = 0.0
         self._read_again: tuple[str, int] | None = None  # the damaged row group that was
         self._damage: DamagedColdFileError | None = None  # of the row group that is to be passed over now
@@ -162,8 +174,8 @@ class SegmentFollower:
     async def run(self) -> bool:
         """Fetch until the segment's end: True; False if it was empty and recovery removed it.
 
-        Raises ReadError after GIVE_UP_S of failures, the owner's errors, DigestError for a damaged entry, and
-        DamagedColdFileError.
+        Raises ReadError after GIVE_UP_S of failures, or soon where the nodes and this client refuse each other; the
+        owner's errors, DigestError for a damaged entry, and DamagedColdFileError.
         """
         while True:
             try:
@@ -382,8 +394,16 @@ class SegmentFollower:
             raise error
         loop = asyncio.get_running_loop()
         if not self._failures:
-            self._failing_since = loop.time()
+            self._failing_since, self._refused = loop.time(), 0
         self._failures += 1
+        self._refused = self._refused + 1 if certificate_refused(error) else 0
+        if self._refused >= REFUSED_IN_A_ROW:
+            raise ReadError(
+                f"segment {self._segment.lssn} cannot be read: the storage nodes that have it and this client do not "
+                f"take each other's certificates, which does not pass by itself: {error.message}",
+                dlsn=DLSN(self._segment.lssn, self.next_entry, 0),
+                advice=error.advice or REFUSED_ADVICE,
+            ) from error
         if loop.time() - self._failing_since > GIVE_UP_S:
             raise ReadError(
                 f"segment {self._segment.lssn} could not be read for {GIVE_UP_S:.0f} s: {error}",

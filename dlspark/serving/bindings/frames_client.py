@@ -47,7 +47,7 @@ from metadata.security.proofs import NotAuthenticatedError
 from metadata.security.secrets import Secret
 from storage_node.edge import Link, Network
 from storage_node.errors import BookieUnreachableError, ProtocolError, SecureConnectionError, TlsRefusedError
-from storage_node.transport.tls import connect_secured
+from storage_node.transport.tls import CERTIFICATE_WANTED, connect_secured
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +100,8 @@ class FramesClient:
         """The proxy's last words of the connection, or another reason for its end."""
         self._refused = False
         """True where the connection ended because one side does not take the other."""
+        self._certificate_wanted = False
+        """True where that is because this side has shown no certificate."""
         self._not_begun = False
         """True where the proxy said that it has begun nothing of what it has not answered."""
         self._heard_at = self._loop.time()
@@ -195,7 +197,11 @@ class FramesClient:
         if isinstance(answer, Refusal):
             if answer.code is StatusCode.REQUEST_DENIED:
                 await self.close()
-                raise error_of(answer, stream=None)
+                error = error_of(answer, stream=None)
+                error.node = self.address
+                raise error
+            if self.closed and self._certificate_wanted:
+                raise self._certificate_wanted_error(token)
             if self.closed and self._refused:
                 raise NotAuthenticatedError(
                     f"the connection was refused: {self._said}",
@@ -213,6 +219,15 @@ class FramesClient:
                 )
         if not self.closed:
             self._renewing = self._loop.call_later(LOOK_S, self._renew, credentials)
+
+    def _certificate_wanted_error(self, token: Secret | None) -> NotAuthenticatedError:
+        has = "this client has a token alone" if token is not None else "this client has none, and no token"
+        return NotAuthenticatedError(
+            f"the proxy at {self.address} wants a certificate, and {has}; nothing was done",
+            advice="Give this client a certificate (securityDirectory, or tlsKeyStore); or have that proxy take tokens "
+            "alone (tlsClientAuthentication=false and tokenKeys there)",
+            node=self.address,
+        )
 
     def _renew(self, credentials: ClientCredentials) -> None:
         """Show a token that has come in the place of the last one."""
@@ -339,6 +354,7 @@ class FramesClient:
         if self._said is None and error is not None:
             self._said = str(error)
         self._refused = self._refused or isinstance(error, TlsRefusedError)
+        self._certificate_wanted = isinstance(error, TlsRefusedError) and error.message == CERTIFICATE_WANTED
         self._end()
 
     # ------------------------------------------------------------------------------------ the end

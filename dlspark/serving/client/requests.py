@@ -19,10 +19,10 @@ refusal all the same, the outcome is unknown, unless none of its attempts is in 
 
 Bounds: `maxRedirects` attempts after the first, `requestTimeoutMs` for the whole way. A host that was asked before is
 asked again only after a back-off, and when no other is left. Where all that could be reached take no proof of this
-client's, or show none that is good, the way ends at once, for that does not pass by itself. Proxies that name each
-other as owners are asked alternately, each time after a back-off, until one of the bounds is reached. A read proxy that
-has its share of logs sends a read to another one: that counts for no attempt, or a bound of loads would make a log
-unreadable.
+client's, or show none that is good, the way ends at once, for that does not pass by itself; so it does where the others
+name such a proxy as the owner. Proxies that name each other as owners are asked alternately, each time after a
+back-off, until one of the bounds is reached. A read proxy that has its share of logs sends a read to another one: that
+counts for no attempt, or a bound of loads would make a log unreadable.
 """
 
 from __future__ import annotations
@@ -220,6 +220,8 @@ class RoutedRequest:
         """Hosts where one side did not take the other's proof, as their last answer; such a host has got nothing."""
         self._unreachable: set[str] = set()
         """Hosts whose connection could not be made, the last time."""
+        self._named: dict[str, str] = {}
+        """Hosts whose last answer was to ask another one, and that."""
         self._sent_on = 0
         """How often a read was sent on, up to `MOST_SENT_ON`."""
         self._unreached: list[str] = []
@@ -247,6 +249,7 @@ class RoutedRequest:
         self._route.answered(address)
         self._unproven.pop(address, None)
         self._unreachable.discard(address)
+        self._named.pop(address, None)
         if not isinstance(answer, Refusal):
             self._learn(address, answer)
             return self._finish(answer)
@@ -359,6 +362,10 @@ class RoutedRequest:
                         # with each log, say that it was tried: the proxy that named it serves the log then.
                         self._unreached.append(owner)
                         return self._go(address, now)
+                self._named[address] = owner
+                if owner in self._unproven:
+                    # It would say the same again. Another host may name another owner; where none does, that is final.
+                    return self._next(now)
                 self._ownerships.learn(stream, owner)
                 return self._go(owner, now)
             if owner is None and isinstance(self._request, DeleteStream):
@@ -377,7 +384,9 @@ class RoutedRequest:
     def _next(self, now: float) -> Effect:
         """Ask the owner, or the host that the route chooses; where none is left, begin again with all of them."""
         target = self._untried(now)
-        if target is None and self._unproven and self._round <= self._unproven.keys() | self._unreachable:
+        referring = {host for host, owner in self._named.items() if owner in self._unproven}
+        hopeless = self._unproven.keys() | self._unreachable | referring
+        if target is None and self._unproven and self._round <= hopeless:
             return self._finish(next(reversed(self._unproven.values())))
         target = target if target is not None else self._choose(now)
         return self._go(target, now) if target is not None else self._pause(None, now)

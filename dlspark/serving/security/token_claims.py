@@ -10,7 +10,10 @@ chosen by who sends it, so everything is checked by this side's own rules, and w
                         inside (`cty`)
     iss, aud            the ones that this server is set to
     exp, nbf            numbers; now lies between them, give or take the leeway, and they are not too far apart
-    sub                 the principal's name
+    sub                 the principal's name (or another claim: `tokenNameClaim`), as certificates may have one: all of
+                        it is seen, and it is written in one way only; roles likewise. What stands before them
+                        (`tokenNamePrefix`, `tokenRolesPrefix`) is the server's, so an issuer can be kept from the names
+                        and roles that certificates have
     dlspark             an object with `logs` and `verbs`: what the token is restricted to (`Restrictions`). Anything
                         else in it is refused: a restriction that was misspelled, or is newer than this server, must not
                         count as none
@@ -27,7 +30,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from metadata.security.principals import Principal, Scheme
+from metadata.security.principals import Principal, Scheme, is_name
 from metadata.security.proofs import NotAuthenticatedError
 from metadata.security.restrictions import UNRESTRICTED, VERBS, Restrictions, pattern_fault
 
@@ -67,6 +70,12 @@ class ClaimRules:
     """Seconds that may lie between `nbf` and `exp`, and BACKDATED_S more."""
     roles_claim: str
     """The claim that has the principal's roles; empty: tokens give none."""
+    name_claim: str = "sub"
+    """The claim that has the principal's name."""
+    name_prefix: str = ""
+    """Stands before the name."""
+    roles_prefix: str = ""
+    """Stands before each role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +136,8 @@ def read_claims(token: str, key_id: str, thumbprint: str, rules: ClaimRules, now
     if "iat" in claims and _time(claims, "iat") > now_s + rules.leeway_s:
         refuse("it was made in the future (`iat`)", "Compare the clocks of its issuer and of this server")
     token_id = _name(claims["jti"], "jti") if "jti" in claims else None
-    principal = Principal(
-        _name(claims.get("sub"), "sub"), Scheme.TOKEN, _roles(claims, rules.roles_claim), ends_s + rules.leeway_s
-    )
+    name = _principals_name(claims.get(rules.name_claim), rules.name_claim, rules.name_prefix)
+    principal = Principal(name, Scheme.TOKEN, _roles(claims, rules), ends_s + rules.leeway_s)
     return ProvenToken(principal, _restrictions(claims), key_id, thumbprint, token_id)
 
 
@@ -184,6 +192,18 @@ def _name(value: object, claim: str) -> str:
     return value
 
 
+def _principals_name(value: object, claim: str, prefix: str) -> str:
+    name = prefix + _name(value, claim)
+    if not is_name(name):
+        refuse(
+            f"its `{claim}` is not a name of at most {MAX_NAME_CHARS} characters that can all be seen, composed ones "
+            "where there are such (NFC), without a space at its ends",
+            "Have its issuer give another one; what stands before it here counts as well (tokenNamePrefix, "
+            "tokenRolesPrefix)",
+        )
+    return name
+
+
 def _time(claims: dict[str, object], claim: str) -> float:
     """Return seconds since the epoch."""
     value = claims.get(claim)
@@ -200,10 +220,13 @@ def _texts(value: object, claim: str, most: int) -> tuple[str, ...]:
     return tuple(_name(one, claim) for one in value)
 
 
-def _roles(claims: dict[str, object], claim: str) -> frozenset[str]:
+def _roles(claims: dict[str, object], rules: ClaimRules) -> frozenset[str]:
+    claim = rules.roles_claim
     if not claim or claim not in claims:
         return frozenset()
-    return frozenset(_texts(claims[claim], claim, MAX_ROLES))
+    return frozenset(
+        _principals_name(one, claim, rules.roles_prefix) for one in _texts(claims[claim], claim, MAX_ROLES)
+    )
 
 
 def _restrictions(claims: dict[str, object]) -> Restrictions:

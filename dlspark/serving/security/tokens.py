@@ -33,6 +33,7 @@ from dlspark.serving.security.token_keys import (
     source_of,
 )
 from metadata.foundation.settings import TEXT, WHOLE, WORDS, setting
+from metadata.security.principals import is_name
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -122,11 +123,33 @@ class TokenSettings:
         minimum=1,
         own=True,
     )
+    token_name_claim: str = setting(
+        TEXT,
+        "sub",
+        "tokenNameClaim",
+        "The claim with the name of who has the token",
+        own=True,
+    )
+    token_name_prefix: str = setting(
+        TEXT,
+        "",
+        "tokenNamePrefix",
+        "What stands before each name that a token gives, `token:` say: then no issuer of tokens can give the name of "
+        "a certificate, and its rights. Rules of access name who comes by a token with it",
+        own=True,
+    )
     token_roles_claim: str = setting(
         TEXT,
         "roles",
         "tokenRolesClaim",
         "The claim with the roles of who has the token; empty: tokens give none",
+        own=True,
+    )
+    token_roles_prefix: str = setting(
+        TEXT,
+        "",
+        "tokenRolesPrefix",
+        "What stands before each role that a token gives; likewise",
         own=True,
     )
     token_revoked: str = setting(
@@ -150,11 +173,23 @@ class TokenSettings:
         return named
 
     def rules(self) -> ClaimRules:
-        """Return which claims are taken. Raises SettingsError where issuer or audience is not said."""
+        """Return which claims are taken. Raises SettingsError where issuer, audience or the name's claim is not said,
+        and for a prefix with which nothing could be a name."""
         for key, value in (("tokenIssuer", self.token_issuer), ("tokenAudience", self.token_audience)):
             if not value:
                 raise SettingsError(
                     f"tokenKeys is set, and {key} is empty", advice="Without it, tokens made for others would be taken"
+                )
+        if not self.token_name_claim:
+            raise SettingsError(
+                "tokenKeys is set, and tokenNameClaim is empty", advice="Leave it out: it is `sub` then"
+            )
+        prefixes = (("tokenNamePrefix", self.token_name_prefix), ("tokenRolesPrefix", self.token_roles_prefix))
+        for key, value in prefixes:
+            if not is_name(f"{value}a"):
+                raise SettingsError(
+                    f"nothing that begins as {key} says could be a name",
+                    advice="Write a short text of signs that can be seen, as `token:`",
                 )
         return ClaimRules(
             self.token_issuer,
@@ -162,6 +197,9 @@ class TokenSettings:
             float(self.token_leeway_s),
             float(self.token_max_lifetime_s),
             self.token_roles_claim,
+            self.token_name_claim,
+            self.token_name_prefix,
+            self.token_roles_prefix,
         )
 
     def verifier(

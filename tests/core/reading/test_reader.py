@@ -16,18 +16,23 @@ from helpers.worlds.memory_cluster import MemoryCluster
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import ROW_SCHEMA
+from dlspark.core.reading.segment_follower import REFUSED_IN_A_ROW
 from dlspark.errors import (
     AlreadyTruncatedError,
     EndOfStreamError,
     IdleReaderError,
     PositionGapError,
     ReadCancelledError,
+    ReadError,
     SegmentNotFoundError,
 )
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.store import Create, Delete
+from storage_node.client.entering import ClientSecurity
+from storage_node.errors import TlsRefusedError
+from storage_node.transport.tls import insecure_error
 
 
 async def _written(namespace, name, segments, *, start=0):
@@ -544,6 +549,29 @@ async def test_storage_nodes_that_are_away_are_not_named_with_every_attempt(memo
         assert len(await asyncio.wait_for(reading, 60)) == 1
     said = sum("cannot be read yet" in record.message for record in caplog.records)
     assert 1 <= said <= namespace.counters["read-retried"].bit_length()
+
+
+async def test_a_reader_whose_certificate_every_node_refuses_fails_soon_and_says_so(memory_cluster, monkeypatch):
+    log = await _written(await memory_cluster.namespace(output_buffer_bytes=0), "refused", [[b"x"]])
+    namespace = await memory_cluster.namespace(read_ahead_wait_ms=1)
+    refused = TlsRefusedError("the peer refuses this side's certificate, which is revoked")
+    asked = []
+    connected = ClientSecurity.connect
+
+    async def connect(security, network, host, port, handler, *, timeout_ms, node):
+        asked.append(node)
+        if namespace.counters["read-retried"] == 1:
+            return await connected(security, network, host, 1, handler, timeout_ms=timeout_ms, node=node)
+        raise insecure_error(f"the storage node {node}", refused, node=node)
+
+    monkeypatch.setattr(ClientSecurity, "connect", connect)
+    async with await (await namespace.open_log(log.name)).open_reader() as reader:
+        with pytest.raises(ReadError, match="refuses this side's certificate, which is revoked") as caught:
+            await asyncio.wait_for(reader.read_next(), 60)
+    assert "Check both sides' certificates" in (caught.value.advice or "")
+    assert len(set(asked)) == 3  # each node that has it was asked
+    # Once all were away in between, which may pass: only what comes in a row behind that is final.
+    assert namespace.counters["read-retried"] == 2 + REFUSED_IN_A_ROW - 1
 
 
 async def test_storage_nodes_that_are_away_for_a_while_are_waited_for(memory_cluster):

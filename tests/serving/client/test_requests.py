@@ -441,6 +441,27 @@ def test_a_proxy_that_ends_the_session_of_a_revoked_client_is_asked_once_more() 
     assert unproven(way).finished == Finished(UNPROVEN)
 
 
+def test_an_owner_that_takes_no_proof_is_not_asked_again_for_others_that_name_it() -> None:
+    way = Way(hosts=("a:1", "b:1", "c:1"))
+    owner = next(one for one in ("b:1", "c:1") if one != way.asked.address)
+    way = unproven(way.answer(found(owner)))
+    asked = []
+    while not isinstance(way.effect, Finished):
+        way = way.resume() if not isinstance(way.effect, AskHost) else way
+        asked.append(way.asked.address)
+        way.answer(found(owner))
+    assert owner not in asked
+    assert len(asked) <= 2
+    assert way.finished == Finished(UNPROVEN)
+
+
+def test_another_owner_that_a_proxy_names_is_asked_though_the_first_took_no_proof() -> None:
+    way = unproven(Way(hosts=("a:1", "b:1", "c:1")).answer(found("b:1")))
+    assert way.asked.address == "c:1"
+    assert way.answer(found("d:1")).asked.address == "d:1"
+    assert way.answer(RECEIPT).finished == Finished(RECEIPT)
+
+
 def test_an_earlier_doubt_is_not_forgotten_over_a_proof_that_is_not_taken() -> None:
     way = Way(STAMPED, hosts=("a:1", "b:1")).fail(sent=True)
     way = unproven(way)

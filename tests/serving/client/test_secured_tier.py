@@ -58,7 +58,10 @@ class SecuredTier:
         replace_file(place, self.key.issue(grant, time.time()).reveal().encode())
         return place
 
-    async def start(self, security: str = "on", *, proves: bool = False, grpc_port: int = -1) -> None:
+    async def start(
+        self, security: str = "on", *, proves: bool = False, grpc_port: int = -1, second_proves: bool | None = None
+    ) -> None:
+        """`second_proves`: whether the second write proxy demands a certificate; None: as the others do."""
         common = {
             "security": security,
             "securityDirectory": str(self.issue("proxy", "proxy")),
@@ -69,6 +72,8 @@ class SecuredTier:
         for number in range(2):
             own = {"server_port": 0, "server_shard": number, "server_grpc_port": grpc_port if number == 0 else -1}
             own |= {"server_host": "127.0.0.1", "server_advertised_host": "127.0.0.1"}
+            if number == 1 and second_proves is not None:
+                own["tlsClientAuthentication"] = str(second_proves).lower()
             proxy = WriteProxy(
                 None,
                 read_configuration(None, {**common, **own}, {}),  # type: ignore[dict-item]
@@ -199,6 +204,27 @@ async def test_clients_that_prove_nothing_good_hear_why(tier: SecuredTier, tmp_p
     async with await AsyncClient.connect(",".join(tier.addresses), {"requestTimeoutMs": 120_000}) as client:
         with pytest.raises(NotAuthenticatedError, match="the other end speaks TLS"):
             await client.write("orders", b"nothing of it was done")
+
+
+async def test_a_token_alone_hears_at_once_that_the_logs_owner_wants_a_certificate(
+    tier: SecuredTier, tmp_path: Path
+) -> None:
+    await tier.start(second_proves=True)
+    by_token, by_certificate = tier.addresses
+    async with tier.client(securityDirectory=str(tier.issue("operator", "operator"))) as other:
+        for stream, owner in (("here", by_token), ("there", by_certificate)):
+            await other.write(stream, b"one")
+            if await other.owner(stream) != owner:
+                await other.move(stream, owner)
+        async with tier.client(**tier.by_token(tier.token(tmp_path / "token", "etl")), requestTimeoutMs=-1) as client:
+            assert await client.write("here", b"two")
+            for _ in range(2):
+                with pytest.raises(NotAuthenticatedError, match="wants a certificate, and this client has") as no:
+                    await asyncio.wait_for(client.write("there", b"nothing of it was done"), 60)
+                assert by_certificate in str(no.value)
+                assert "securityDirectory" in (no.value.advice or "")
+            await other.move("there", by_token)
+            assert await client.write("there", b"two")
 
 
 async def test_an_expired_token_is_said_at_once(tier: SecuredTier, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from metadata.foundation.errors import CallerError
 from metadata.security.principals import Scheme
 from metadata.security.proofs import NotAuthenticatedError
 from metadata.security.restrictions import UNRESTRICTED, Restrictions
+from metadata.security.rights import RuleBook, RuleSet, Subject, Verb
 
 NOW = 1_800_000_000.0
 GOOD: dict[str, Any] = {"iss": "dlspark", "aud": "dlspark", "sub": "alice", "nbf": NOW - 5, "exp": NOW + 300}
@@ -120,6 +121,35 @@ def test_a_good_token_proves_a_principal_with_roles_until_it_ends(world: World) 
     assert proven.restrictions == UNRESTRICTED
 
 
+def test_an_issuer_can_be_kept_from_the_names_and_roles_of_certificates(world: World) -> None:
+    token = world.token({**GOOD, "sub": "operator", "roles": ["operator", "proxy"]})
+    free = world.verifier.verify(token).principal
+    assert (free.name, free.roles) == ("operator", {"operator", "proxy"})
+    confined = replace(world.settings, token_name_prefix="token:", token_roles_prefix="token:")
+    kept = world.made(confined).verify(token).principal
+    assert (kept.name, kept.roles) == ("token:operator", {"token:operator", "token:proxy"})
+    book = RuleBook(RuleSet(), [Subject.parse("user:operator"), Subject.parse("role:operator")])
+    assert book.decide(free, Verb.READ, "orders").allowed
+    assert not book.decide(kept, Verb.READ, "orders").allowed
+    with pytest.raises(NotAuthenticatedError, match="`sub` is not a name"):
+        world.made(replace(world.settings, token_name_prefix="t" * 255)).verify(world.token({**GOOD, "sub": "ab"}))
+
+
+def test_the_claim_with_the_name_can_be_another_one(world: World) -> None:
+    verifier = world.made(replace(world.settings, token_name_claim="email"))
+    assert verifier.verify(world.token({**GOOD, "email": "bob@example.org"})).principal.name == "bob@example.org"
+    with pytest.raises(NotAuthenticatedError, match="`email` is missing"):
+        verifier.verify(world.token())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"token_name_claim": ""}, {"token_name_prefix": " a"}, {"token_roles_prefix": "a\u3164"}]
+)
+def test_settings_by_which_nobody_would_have_a_name_are_refused(world: World, wrong: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match=r"tokenName|tokenRoles"):
+        replace(world.settings, **wrong).rules()  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "extra", [{"aud": ["others", "dlspark"]}, {"nbf": NOW + 29}, {"exp": NOW - 29, "nbf": NOW - 90}]
 )
@@ -170,6 +200,10 @@ CLAIMS: dict[str, dict[str, Any] | bytes] = {
     "a name with a line's end": {**GOOD, "sub": "alice\nroot"},
     "a name that is a number": {**GOOD, "sub": 0},
     "a long name": {**GOOD, "sub": "a" * 257},
+    "a name with a filler that nobody sees": {**GOOD, "sub": "operator\u3164"},
+    "a name with a space behind it": {**GOOD, "sub": "operator "},
+    "a name in another spelling": {**GOOD, "sub": "Zoe\u0308"},
+    "a role with a filler that nobody sees": {**GOOD, "roles": ["operator\u3164"]},
     "roles that are a text": {**GOOD, "roles": "operator"},
     "too many roles": {**GOOD, "roles": ["r"] * 65},
     "a misspelled restriction": {**GOOD, "dlspark": {"log": ["orders"]}},
@@ -205,6 +239,7 @@ def test_a_token_is_good_for_the_longest_lifetime_and_not_for_longer(world: Worl
 def test_claims_that_are_refused_though_a_key_has_signed_them(world: World, name: str) -> None:
     with pytest.raises(NotAuthenticatedError):
         world.verifier.verify(world.token(CLAIMS[name]))
+    assert world.verifier.verify(world.token(json.dumps(GOOD).encode())).principal.name == "alice"
 
 
 HEADERS: dict[str, dict[str, Any]] = {
@@ -242,6 +277,7 @@ HEADERS: dict[str, dict[str, Any]] = {
 def test_headers_that_are_refused_though_the_key_has_signed_them(world: World, name: str) -> None:
     with pytest.raises(NotAuthenticatedError):
         world.verifier.verify(world.token(None, HEADERS[name]))
+    assert world.verifier.verify(world.token(None, {"alg": "ES256", "kid": "ec"})).key_id == "ec"
 
 
 def test_a_key_of_the_senders_own_is_not_taken(world: World) -> None:
@@ -249,6 +285,7 @@ def test_a_key_of_the_senders_own_is_not_taken(world: World) -> None:
     for header in ({"alg": "ES256", "kid": "ec"}, {"alg": "ES256", "kid": "ec", "jwk": evil.as_dict(private=False)}):
         with pytest.raises(NotAuthenticatedError):
             world.verifier.verify(signed(header, GOOD, evil, "ES256"))
+    assert world.verifier.verify(signed({"alg": "ES256", "kid": "ec"}, GOOD, world.ec, "ES256")).key_id == "ec"
 
 
 def test_a_public_key_is_no_secret_of_an_hmac(world: World) -> None:
@@ -267,6 +304,14 @@ def test_a_public_key_is_no_secret_of_an_hmac(world: World) -> None:
     allowed = world.made(replace(world.settings, token_algorithms=("HS256", "RS256", "ES256")))
     with pytest.raises(NotAuthenticatedError):
         allowed.verify(f"{body}.{text_of(mac)}")
+    # The same shape is taken where the secret is one.
+    secret, secrets_file = b"s" * 32, world.keys.with_name("secret.json")
+    secrets_file.write_text(json.dumps({"keys": [OctKey.import_key(secret, {"kid": "rsa"}).as_dict(private=True)]}))
+    secrets_file.chmod(0o600)
+    taken = world.made(replace(world.settings, token_keys=str(secrets_file), token_algorithms=("HS256",)))
+    body = f"{text_of({'alg': 'HS256', 'kid': 'rsa'})}.{text_of(GOOD)}"
+    mac = hmac.new(secret, body.encode(), hashlib.sha256).digest()
+    assert taken.verify(f"{body}.{text_of(mac)}").principal.name == "alice"
 
 
 def test_texts_that_are_no_token(world: World) -> None:

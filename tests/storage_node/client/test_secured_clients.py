@@ -30,6 +30,7 @@ from storage_node.errors import (
     LedgerRecoveryError,
     QuorumWriteError,
     SecureConnectionError,
+    certificate_refused,
 )
 from storage_node.protocol.authentication import ClientAuthentication
 from storage_node.protocol.decoding import decode_request
@@ -113,8 +114,9 @@ async def test_a_revoked_client_is_refused(world: World) -> None:
     identity = bookie._security.identity
     assert identity is not None
     await until(lambda: identity.refresh() or identity.judge(pair.der))  # the node looks by itself, too
-    with pytest.raises(DistributedLogError, match="refuses this side's certificate, which is revoked"):
+    with pytest.raises(DistributedLogError, match="refuses this side's certificate, which is revoked") as caught:
         await world.ask(settings)
+    assert certificate_refused(caught.value)
 
 
 async def test_a_node_of_another_authority_or_name_or_time_gets_no_request(world: World) -> None:
@@ -187,8 +189,10 @@ async def test_a_writer_whose_certificate_is_revoked_says_so(noticed: bool, worl
     why = "refuses this side's certificate, which is revoked"
     if not noticed:  # but the node looks by itself, too: it may have ended the connection before
         why = f"(its audit trail says why|{why})"
-    with pytest.raises(QuorumWriteError, match=f"no replacement for node-0, .*{why}"):
+    with pytest.raises(QuorumWriteError, match=f"no replacement for node-0, .*{why}") as caught:
         await writer.add(b"y")
+    if "which is revoked" in caught.value.message:
+        assert "Look at this client's certificate" in (caught.value.advice or "")
 
 
 async def test_an_authority_between_that_is_revoked_ends_open_connections_below_it(world: World) -> None:

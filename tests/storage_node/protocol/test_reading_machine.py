@@ -9,10 +9,13 @@ from metadata.foundation.errors import DistributedLogError
 from storage_node.errors import (
     BookieIOError,
     BookieUnreachableError,
+    ConnectionClosedError,
     DigestError,
     NoSuchEntryError,
     NoSuchLedgerError,
     RequestTimeoutError,
+    SecureConnectionError,
+    TlsRefusedError,
     UnauthorizedAccessError,
 )
 from storage_node.protocol.reading import EntryRead, LacRead, LacTry, TailRead, fragment_end, more_telling
@@ -21,6 +24,10 @@ MISSING = NoSuchEntryError("missing")
 DOWN = BookieUnreachableError("down")
 DIGEST = DigestError("digest")
 TIMEOUT = RequestTimeoutError("timeout")
+REFUSED = SecureConnectionError("the certificate is revoked")
+REFUSED.refused = True
+REFUSED_LATE = ConnectionClosedError("the connection was lost: the certificate is revoked")
+REFUSED_LATE.__cause__ = TlsRefusedError("the certificate is revoked")
 
 
 @pytest.mark.parametrize(
@@ -33,6 +40,10 @@ TIMEOUT = RequestTimeoutError("timeout")
         ([TIMEOUT, DIGEST, MISSING], TIMEOUT),
         ([DIGEST, DOWN], DIGEST),
         ([MISSING, DOWN], DOWN),
+        ([REFUSED, REFUSED_LATE], REFUSED_LATE),
+        ([REFUSED, DOWN], DOWN),
+        ([DOWN, REFUSED, REFUSED_LATE], DOWN),
+        ([REFUSED, DIGEST], DIGEST),
     ],
 )
 def test_of_the_errors_of_replicas_the_more_telling_one_stays(

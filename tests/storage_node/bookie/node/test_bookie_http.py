@@ -29,7 +29,9 @@ async def _raw(port: int, request: bytes) -> bytes:
 
 
 async def _get(port: int, path: str, method: str = "GET") -> tuple[int, dict[str, str], str]:
-    head, _, body = (await _raw(port, f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())).partition(b"\r\n\r\n")
+    head, _, body = (await _raw(port, f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())).partition(
+        b"\r\n\r\n"
+    )
     first, *lines = head.decode().split("\r\n")
     return int(first.split(" ")[1]), dict(line.split(": ", 1) for line in lines), body.decode()
 
