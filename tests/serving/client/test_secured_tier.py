@@ -30,8 +30,14 @@ from dlspark.serving.security import authentication, credentials
 from dlspark.serving.security.token_issuing import SigningKey, TokenGrant
 from dlspark.serving.write_proxy.proxy import WriteProxy
 from dlspark.serving.write_proxy.settings import read_configuration
+from dlspark.spark.source.planning import SegmentSpan
+from dlspark.spark.source.proxy_entries import ProxyEntries, TaskProxies
+from dlspark.spark.source.task_tokens import TaskGrant, TaskToken
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.distributedlog.permissions import RequestDeniedError
 from metadata.security.restrictions import UNRESTRICTED, Restrictions
+from metadata.security.settings import SecuritySettings
+from storage_node.client.reader import LedgerLocation
 
 HOSTS = ["localhost", "127.0.0.1"]
 
@@ -234,6 +240,68 @@ async def test_an_expired_token_is_said_at_once(tier: SecuredTier, tmp_path: Pat
     async with tier.client(**tier.by_token(place)) as client:
         with pytest.raises(NotAuthenticatedError, match="expired"):
             await client.create("orders")
+
+
+async def test_a_task_whose_token_ends_goes_on_with_a_newer_one_or_says_what_to_raise(
+    tier: SecuredTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of its reading, over real connections: the proxy ends the session, the next one needs a token."""
+    await tier.start()
+    async with tier.client(securityDirectory=str(tier.issue("operator", "operator"))) as client:
+        receipts = [await client.write("orders", b"%d" % number) for number in range(3)]
+        await client.heartbeat("orders", to_readers=True)
+    passed = [0.0]
+    """Seconds that the proxy's clock is ahead of the one by which tokens are made."""
+    judging = tier.reader.host._authentication
+    assert judging is not None
+    assert judging._tokens is not None
+    monkeypatch.setattr(judging._tokens, "_now", lambda: time.time() + passed[0])
+    grant = TaskGrant("etl", frozenset({"operator"}), ("orders",))
+
+    def made(ahead_s: float) -> TaskToken:
+        now = time.time() + ahead_s
+        issued = tier.key.issue(
+            TokenGrant("etl", 300, Restrictions(("orders",), frozenset({"read"})), grant.roles), now
+        )
+        # By the executor's clock, which goes with this machine's, all of them have ended.
+        return TaskToken(grant, issued.reveal(), time.time() - 1, 300_000, now)
+
+    trusting = SecuritySettings(
+        security="on",
+        tls_trust_store=str(tier.folder / "proxy" / "authorities.pem"),
+        tls_trust_store_type="pem",
+        tls_client_authentication=False,
+    )
+    first = made(0)
+    proxies = TaskProxies([tier.reader.location.rpartition(";")[2]], 60_000, security=trusting, token=first)
+    (segment,) = await (await (await tier.cluster.namespace()).open_log("orders")).segments()
+    nowhere = LedgerLocation(segment.ledger_id, LedgerMetadata(3, 3, 2, ()), {})  # no storage node is asked
+    spans = [SegmentSpan("orders", at.lssn, nowhere, at.entry_id, 0, at.entry_id, None, 0, False, 1) for at in receipts]
+
+    async def read(span: SegmentSpan, token: TaskToken) -> list[int]:
+        entries = ProxyEntries(proxies, [span], token)
+        try:
+            return [entry_id async for entry_id, _ in entries.entries(span)]
+        finally:
+            await entries.close()
+
+    async def read_on(span: SegmentSpan, token: TaskToken) -> None:
+        while True:  # the proxy looks at its sessions once a second: until then it answers
+            await read(span, token)
+
+    try:
+        assert await read(spans[0], first) == [spans[0].first_entry]
+        passed[0] = 400.0
+        proxies.renew(made(400))  # a task of a later plan has brought it
+        assert await read(spans[1], first) == [spans[1].first_entry]
+        passed[0] = 800.0
+        with pytest.raises(NotAuthenticatedError, match="The token that the driver made for this task ended at") as no:
+            await asyncio.wait_for(read_on(spans[2], first), 60)
+        assert "expired" in no.value.message
+        assert "tokenLifetime" in (no.value.advice or "")
+        assert proxies.refused  # the next task gets other connections
+    finally:
+        await proxies.close()
 
 
 @pytest.mark.long
