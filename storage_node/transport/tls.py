@@ -38,8 +38,13 @@ FEED_BYTES = RECORD_BYTES + 22
 A change of keys takes 27 bytes, and more time than 16 KiB of data."""
 MAX_SILENT_BYTES = 2 * RECORD_BYTES
 """Bytes that may come without data. A peer changes its keys once in millions of records, not all the time."""
-BESIDE_DATA_BYTES = 256
-"""What each record of data may have beside it: its head, its end, and some padding."""
+DATA_FOR_A_SILENT_BYTE = 1024
+"""So many bytes of data in a record let one byte more come without. So a change of keys in each 27 KiB may go on for
+ever, and a byte behind each change buys nothing."""
+BESIDE_DATA_BYTES = 22
+"""What a record of TLS 1.3 has beside its data, and no more: its head, its kind, its end."""
+BESIDE_DATA_BYTES_1_2 = 256
+"""The same of TLS 1.2, padding included. Nothing there takes more time than data: new handshakes are refused."""
 HANDSHAKE_S = 10.0
 MAX_HANDSHAKE_BYTES = 64 * 1024
 """Bytes that a peer may send in a handshake: chains of certificates take some thousands."""
@@ -71,6 +76,7 @@ class TlsSocket:
 
     __slots__ = (
         "_begun",
+        "_beside",
         "_ended",
         "_failed",
         "_incoming",
@@ -103,7 +109,8 @@ class TlsSocket:
         self._begun = 0
         """Bytes of what `sendmsg` was given that are among them, and that it has not said to be taken yet."""
         self._silent = 0
-        """Bytes that came without data in them, but for what each record may have beside it."""
+        """Bytes that came without data in them, but for what each record has beside it."""
+        self._beside = BESIDE_DATA_BYTES
         self._ended = False
         self._failed: TlsError | None = None
         self._plain: bytearray | None = None if terms.plain_behind is None else bytearray()
@@ -148,6 +155,8 @@ class TlsSocket:
                 if not self._flush():
                     return False
                 if done:
+                    if self._tls.version() != "TLSv1.3":
+                        self._beside = BESIDE_DATA_BYTES_1_2
                     return True
                 if self.received > MAX_HANDSHAKE_BYTES:
                     raise TlsError(f"the peer's handshake has more than {MAX_HANDSHAKE_BYTES} bytes")
@@ -259,13 +268,17 @@ class TlsSocket:
                     fed += piece
                     self._silent += piece
                 try:
-                    received: int = self._tls.read(size - total, view[total:])  # type: ignore[assignment]
+                    received: int | None = self._tls.read(size - total, view[total:])  # type: ignore[assignment]
                 except ssl.SSLWantReadError:
-                    if self._silent > MAX_SILENT_BYTES:
-                        raise TlsError("the peer sends records without data, and no end of them") from None
+                    received = None
+                if received:
+                    data = received + received // DATA_FOR_A_SILENT_BYTE + self._beside
+                    self._silent = max(self._silent - data, 0)
+                if self._silent > MAX_SILENT_BYTES:
+                    raise TlsError("the peer sends records without data, and no end of them")
+                if received is None:
                     continue
                 total += received
-                self._silent = max(self._silent - received - BESIDE_DATA_BYTES, 0)
                 self._ended = not received
                 if not received or total == size:
                     break

@@ -204,8 +204,9 @@ def short_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
+@pytest.mark.parametrize("data", [b"", b"x"], ids=["nothing between", "a byte between"])
 async def test_a_client_that_does_nothing_but_change_its_keys_is_cut(
-    authority: MintedAuthority, identity: TlsIdentity, refused: list[tuple[str, str]], tmp_path: Path
+    data: bytes, authority: MintedAuthority, identity: TlsIdentity, refused: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     """Each of them takes longer than it is: they count as bytes of its request."""
     async with serving(identity, refused) as port:
@@ -214,7 +215,8 @@ async def test_a_client_that_does_nothing_but_change_its_keys_is_cut(
         def attack() -> bytes:
             with socket.create_connection(("127.0.0.1", port), 60) as sock:
                 peer = RecordsPeer(sock, context, "localhost")
-                peer.send(peer.key_updates(5_000, asks=False) + peer.record(REQUEST))
+                storm = [peer.key_update(asks=False) + (peer.record(data) if data else b"") for _ in range(5_000)]
+                peer.send(b"".join(storm) + peer.record(REQUEST))
                 found = b""
                 with suppress(ConnectionError):
                     while piece := sock.recv(65536):
