@@ -22,6 +22,7 @@ import sys
 import termios
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from metadata.foundation.errors import CallerError, DistributedLogError
 from storage_node.edge import FrameHandler, Link, Network, SecurableLink, TlsTerms
@@ -31,6 +32,8 @@ from storage_node.transport.turns import Turns
 
 RECORD_BYTES = 16 * 1024
 """Most bytes of a record, which is also what OpenSSL takes at a time."""
+RECORDS_A_CALL = 4
+"""Records that are sent by one call: as much is kept for a socket that takes nothing, beside what is queued."""
 RECORDS_AT_ONCE = 128
 """Records that are read at a time: a peer may put a single byte into each."""
 FEED_BYTES = RECORD_BYTES + 22
@@ -104,8 +107,8 @@ class TlsSocket:
             server_side=terms.server_side,
             server_hostname=None if terms.server_side else terms.host,
         )
-        self._leaving = memoryview(b"")
-        """Bytes that OpenSSL has encrypted and the socket has not taken; those in `_outgoing` come behind them."""
+        self._leaving: list[Buffer] = []
+        """What OpenSSL has encrypted and the socket has not taken; what is in `_outgoing` comes behind it."""
         self._begun = 0
         """Bytes of what `sendmsg` was given that are among them, and that it has not said to be taken yet."""
         self._silent = 0
@@ -190,14 +193,23 @@ class TlsSocket:
     def _flush(self) -> bool:
         """Send what OpenSSL has encrypted. Returns whether all of it has left. Raises OSError."""
         while True:
+            self._collect()
             if not self._leaving:
-                if not self._outgoing.pending:
-                    return True
-                self._leaving = memoryview(self._outgoing.read())
+                return True
             try:
-                self._leaving = self._leaving[self._sock.send(self._leaving) :]
+                sent = self._sock.sendmsg(self._leaving)
             except (BlockingIOError, InterruptedError):
                 return False
+            while self._leaving and sent >= len(self._leaving[0]):  # what has left is kept by nothing, not by a view
+                sent -= len(self._leaving.pop(0))
+            if sent:
+                self._leaving[0] = memoryview(self._leaving[0])[sent:]
+
+    def _collect(self) -> None:
+        """Take what OpenSSL has encrypted, after each record: its memory keeps the size of the most that lay in it,
+        until the connection ends."""
+        if self._outgoing.pending:
+            self._leaving.append(self._outgoing.read())
 
     def _try_to_flush(self) -> None:
         try:
@@ -302,12 +314,16 @@ class TlsSocket:
             if self._begun:
                 sent, self._begun = self._begun, 0
                 return sent
-            for record in _records(pieces):
-                self._tls.write(record)
+            records = _records(pieces)
+            while batch := list(islice(records, RECORDS_A_CALL)):
+                for record in batch:
+                    self._tls.write(record)
+                    self._collect()
+                size = sum(map(len, batch))
                 if not self._flush():
-                    self._begun = len(record)
+                    self._begun = size
                     break
-                sent += len(record)
+                sent += size
         except BlockingIOError:
             raise
         except ssl.SSLWantReadError:
