@@ -13,7 +13,7 @@ from typing import Protocol
 from storage_node.transport.newcomers import MAX_NEWCOMERS
 
 
-class Gate(Protocol):
+class ShutGate(Protocol):
     """What a connection has to pass."""
 
     def turn_out(self, reason: str) -> None:
@@ -30,12 +30,12 @@ class Unproved:
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._waiting: OrderedDict[Gate, asyncio.TimerHandle] = OrderedDict()
+        self._waiting: OrderedDict[ShutGate, asyncio.TimerHandle] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def came(self, gate: Gate) -> None:
+    def came(self, gate: ShutGate) -> None:
         """Count one more."""
         if len(self._waiting) >= MAX_NEWCOMERS:
             self._turn_out(next(iter(self._waiting)), "it has proved nothing yet, and others wait to")
@@ -43,12 +43,12 @@ class Unproved:
         loop = asyncio.get_running_loop()
         self._waiting[gate] = loop.call_later(self.limit_s, self._turn_out, gate, late)
 
-    def left(self, gate: Gate) -> None:
+    def left(self, gate: ShutGate) -> None:
         """Count it no more: it is let in, or closed. Idempotent."""
         timer = self._waiting.pop(gate, None)
         if timer is not None:
             timer.cancel()
 
-    def _turn_out(self, gate: Gate, reason: str) -> None:
+    def _turn_out(self, gate: ShutGate, reason: str) -> None:
         self.left(gate)
         gate.turn_out(reason)
