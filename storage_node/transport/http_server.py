@@ -34,7 +34,10 @@ T = TypeVar("T")
 HTTP_CONNECTIONS: Final = 64
 """Connections to one server, at most."""
 MAX_REQUEST_BYTES: Final = 16 * 1024
-MOST_READS_OF_REFUSED: Final = 64
+MOST_READS_OF_ANSWERED: Final = 64
+"""Reads of what a client still sends behind its answer, or behind TLS's alert."""
+LINGER_S: Final = 2.0
+"""Seconds that such a client has to end the connection itself."""
 BACKLOG: Final = 1024
 """Connections that wait in the kernel to be accepted."""
 ACCEPT_PAUSE_S: Final = 1.0
@@ -154,7 +157,11 @@ class HttpServer:
 
     async def _serve(self, connection: socket.socket, peer: str) -> None:
         try:
-            await asyncio.wait_for(self._secure_and_exchange(connection, peer), REQUEST_TIMEOUT_S)
+            try:
+                await asyncio.wait_for(self._secure_and_exchange(connection, peer), REQUEST_TIMEOUT_S)
+            except ssl.SSLError:
+                pass  # It was sent an alert, which it may still hear.
+            await asyncio.wait_for(_linger(connection), LINGER_S)
         except (OSError, asyncio.TimeoutError):
             pass  # It went away, or took too long.
 
@@ -196,21 +203,15 @@ class HttpServer:
                 return
             head += received
             if len(head) > MAX_REQUEST_BYTES:
-                await self._refuse(stream)
-                return
-        if local is not None and not names_this_machine(head, local):
-            await _send(stream, *_encode(_NOT_THIS_HOST, with_body=True))
+                answer = _encode(_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), with_body=True)
+                break
         else:
-            await _send(stream, *await self._respond(head))
+            if local is not None and not names_this_machine(head, local):
+                answer = _encode(_NOT_THIS_HOST, with_body=True)
+            else:
+                answer = await self._respond(head)
+        await _send(stream, *answer)
         await stream.end()
-
-    async def _refuse(self, stream: _ByteStream) -> None:
-        """Say that the request is too large. What else is on its way is read: closing over it would lose the answer."""
-        await _send(stream, *_encode(_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), with_body=True))
-        await stream.end()
-        for _ in range(MOST_READS_OF_REFUSED):
-            if not await stream.pass_over():
-                return
 
     async def _respond(self, head: bytes) -> tuple[bytes, bytes]:
         method, _, rest = head.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
@@ -249,14 +250,11 @@ class _ByteStream(Protocol):
     async def receive(self) -> bytes:
         """Return some bytes; none at the end. Raises OSError."""
 
-    async def pass_over(self) -> bool:
-        """Receive some bytes that mean nothing any more; False at the end. Raises OSError."""
-
     async def send(self, data: bytes | memoryview) -> None:
         """Send all of it. Raises OSError."""
 
     async def end(self) -> None:
-        """Say that nothing more is sent. Raises OSError."""
+        """Say that nothing more is sent, where that has words of its own. Raises OSError."""
 
 
 class _PlainStream:
@@ -266,14 +264,11 @@ class _PlainStream:
     async def receive(self) -> bytes:
         return await asyncio.get_running_loop().sock_recv(self._connection, MAX_REQUEST_BYTES)
 
-    async def pass_over(self) -> bool:
-        return bool(await self.receive())
-
     async def send(self, data: bytes | memoryview) -> None:
         await asyncio.get_running_loop().sock_sendall(self._connection, data)
 
     async def end(self) -> None:
-        self._connection.shutdown(socket.SHUT_WR)
+        pass  # it is the connection's end
 
 
 class _TlsStream:
@@ -303,9 +298,6 @@ class _TlsStream:
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             return b""
 
-    async def pass_over(self) -> bool:
-        return await self._plain.pass_over()
-
     async def send(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
         while rest:
@@ -319,7 +311,6 @@ class _TlsStream:
         except ssl.SSLError:
             pass
         await self._flush()
-        await self._plain.end()
 
     async def _step(self, call: Callable[[], T]) -> T:
         """Take a step of TLS, with what has to be sent and received for it."""
@@ -351,6 +342,17 @@ class _TlsStream:
     async def _flush(self) -> None:
         if self._to_send.pending:
             await self._plain.send(self._to_send.read())
+
+
+async def _linger(connection: socket.socket) -> None:
+    """Say the end, and read what is still on its way: closing over it would be a reset, which may overtake the answer.
+
+    Raises OSError.
+    """
+    connection.shutdown(socket.SHUT_WR)
+    for _ in range(MOST_READS_OF_ANSWERED):
+        if not await asyncio.get_running_loop().sock_recv(connection, MAX_REQUEST_BYTES):
+            return
 
 
 async def _send(stream: _ByteStream, head: bytes, body: bytes) -> None:

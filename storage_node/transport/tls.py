@@ -22,6 +22,7 @@ import sys
 import termios
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.security.shown_certificates import shown_beside
@@ -32,6 +33,8 @@ from storage_node.transport.turns import Turns
 
 RECORD_BYTES = 16 * 1024
 """Most bytes of a record, which is also what OpenSSL takes at a time."""
+RECORDS_A_CALL = 4
+"""Records that are sent by one call: as much is kept for a socket that takes nothing, beside what is queued."""
 RECORDS_AT_ONCE = 128
 """Records that are read at a time: a peer may put a single byte into each."""
 FEED_BYTES = RECORD_BYTES + 22
@@ -39,8 +42,13 @@ FEED_BYTES = RECORD_BYTES + 22
 A change of keys takes 27 bytes, and more time than 16 KiB of data."""
 MAX_SILENT_BYTES = 2 * RECORD_BYTES
 """Bytes that may come without data. A peer changes its keys once in millions of records, not all the time."""
-BESIDE_DATA_BYTES = 256
-"""What each record of data may have beside it: its head, its end, and some padding."""
+DATA_FOR_A_SILENT_BYTE = 1024
+"""So many bytes of data in a record let one byte more come without. So a change of keys in each 27 KiB may go on for
+ever, and a byte behind each change buys nothing."""
+BESIDE_DATA_BYTES = 22
+"""What a record of TLS 1.3 has beside its data, and no more: its head, its kind, its end."""
+BESIDE_DATA_BYTES_1_2 = 256
+"""The same of TLS 1.2, padding included. Nothing there takes more time than data: new handshakes are refused."""
 HANDSHAKE_S = 10.0
 MAX_HANDSHAKE_BYTES = 64 * 1024
 """Bytes that a peer may send in a handshake: chains of certificates take some thousands."""
@@ -72,6 +80,7 @@ class TlsSocket:
 
     __slots__ = (
         "_begun",
+        "_beside",
         "_ended",
         "_failed",
         "_incoming",
@@ -99,12 +108,13 @@ class TlsSocket:
             server_side=terms.server_side,
             server_hostname=None if terms.server_side else terms.host,
         )
-        self._leaving = memoryview(b"")
-        """Bytes that OpenSSL has encrypted and the socket has not taken; those in `_outgoing` come behind them."""
+        self._leaving: list[Buffer] = []
+        """What OpenSSL has encrypted and the socket has not taken; what is in `_outgoing` comes behind it."""
         self._begun = 0
         """Bytes of what `sendmsg` was given that are among them, and that it has not said to be taken yet."""
         self._silent = 0
-        """Bytes that came without data in them, but for what each record may have beside it."""
+        """Bytes that came without data in them, but for what each record has beside it."""
+        self._beside = BESIDE_DATA_BYTES
         self._ended = False
         self._failed: TlsError | None = None
         self._plain: bytearray | None = None if terms.plain_behind is None else bytearray()
@@ -154,6 +164,8 @@ class TlsSocket:
                 if not self._flush():
                     return False
                 if done:
+                    if self._tls.version() != "TLSv1.3":
+                        self._beside = BESIDE_DATA_BYTES_1_2
                     return True
                 if self.received > MAX_HANDSHAKE_BYTES:
                     raise TlsError(f"the peer's handshake has more than {MAX_HANDSHAKE_BYTES} bytes")
@@ -187,14 +199,23 @@ class TlsSocket:
     def _flush(self) -> bool:
         """Send what OpenSSL has encrypted. Returns whether all of it has left. Raises OSError."""
         while True:
+            self._collect()
             if not self._leaving:
-                if not self._outgoing.pending:
-                    return True
-                self._leaving = memoryview(self._outgoing.read())
+                return True
             try:
-                self._leaving = self._leaving[self._sock.send(self._leaving) :]
+                sent = self._sock.sendmsg(self._leaving)
             except (BlockingIOError, InterruptedError):
                 return False
+            while self._leaving and sent >= len(self._leaving[0]):  # what has left is kept by nothing, not by a view
+                sent -= len(self._leaving.pop(0))
+            if sent:
+                self._leaving[0] = memoryview(self._leaving[0])[sent:]
+
+    def _collect(self) -> None:
+        """Take what OpenSSL has encrypted, after each record: its memory keeps the size of the most that lay in it,
+        until the connection ends."""
+        if self._outgoing.pending:
+            self._leaving.append(self._outgoing.read())
 
     def _try_to_flush(self) -> None:
         try:
@@ -265,13 +286,17 @@ class TlsSocket:
                     fed += piece
                     self._silent += piece
                 try:
-                    received: int = self._tls.read(size - total, view[total:])  # type: ignore[assignment]
+                    received: int | None = self._tls.read(size - total, view[total:])  # type: ignore[assignment]
                 except ssl.SSLWantReadError:
-                    if self._silent > MAX_SILENT_BYTES:
-                        raise TlsError("the peer sends records without data, and no end of them") from None
+                    received = None
+                if received:
+                    data = received + received // DATA_FOR_A_SILENT_BYTE + self._beside
+                    self._silent = max(self._silent - data, 0)
+                if self._silent > MAX_SILENT_BYTES:
+                    raise TlsError("the peer sends records without data, and no end of them")
+                if received is None:
                     continue
                 total += received
-                self._silent = max(self._silent - received - BESIDE_DATA_BYTES, 0)
                 self._ended = not received
                 if not received or total == size:
                     break
@@ -295,12 +320,16 @@ class TlsSocket:
             if self._begun:
                 sent, self._begun = self._begun, 0
                 return sent
-            for record in _records(pieces):
-                self._tls.write(record)
+            records = _records(pieces)
+            while batch := list(islice(records, RECORDS_A_CALL)):
+                for record in batch:
+                    self._tls.write(record)
+                    self._collect()
+                size = sum(map(len, batch))
                 if not self._flush():
-                    self._begun = len(record)
+                    self._begun = size
                     break
-                sent += len(record)
+                sent += size
         except BlockingIOError:
             raise
         except ssl.SSLWantReadError:

@@ -49,6 +49,7 @@ from storage_node.bookie.node.security import SecurityWatch, node_security
 from storage_node.bookie.requests.connections import ServedConnection
 from storage_node.bookie.requests.gate import NodeSecurity, SecurityGate
 from storage_node.bookie.requests.limits import NodeLimits
+from storage_node.bookie.requests.unproved import Unproved
 from storage_node.bookie.store.collection import ClusterMetadata, GarbageCollector
 from storage_node.bookie.store.storage import Storage
 from storage_node.edge import Clock, Disk, DiskFile, FrameHandler, Link, Listener, Network, SystemClock
@@ -125,6 +126,7 @@ class Bookie:
             waiting_bytes=settings.request_memory_limit,
         )
         self._admission = Admission(self._seconds)
+        self._unproved = Unproved(self._security.handshake_s)
         self._serving = False
         self._stopped = False
         self._monitor: asyncio.Task[None] | None = None
@@ -332,7 +334,9 @@ class Bookie:
                 f"the node has {self._admission.limit} connections, and all of them are in use",
                 advice="Raise its limit of file descriptors (and bookieMaxConnections), or start more nodes",
             )
-        gate = SecurityGate(self._security, connection, self.limits.lines) if self._security.asks else None
+        gate = None
+        if self._security.asks:
+            gate = SecurityGate(self._security, connection, self.limits.lines, self._unproved)
         self._connections[connection] = gate
         if isinstance(leaving, ServedConnection):
             message = "closing the connection to %s for the one from %s: there are %d, and it was the most idle"

@@ -15,7 +15,8 @@ puts it there from outside gains a challenge that the client is sent; anything t
 
 A gate takes the place of its connection at the link until all is proved. Then it hands the link over, so that it costs
 nothing from there on; what is left of it answers whether the proof still holds. While it is shut its connection counts
-as one that has asked nothing yet, and goes first where there are too many (`transport.admission`).
+as one that has asked nothing yet, and goes first where there are too many (`transport.admission`). Where something must
+be proved, those that have not done so are bounded in number and in time as well (`unproved`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from metadata.security.sasl.binding import server_end_point
 from metadata.security.settings import SecurityMode
 from storage_node.bookie.requests.connections import ServedConnection
 from storage_node.bookie.requests.dialects import VERSION_THREE, VERSION_TWO, Heard, Misversioned
+from storage_node.bookie.requests.unproved import Unproved
 from storage_node.edge import TlsTerms
 from storage_node.errors import ProtocolError, TlsError, TooManyFieldsError
 from storage_node.protocol import v2
@@ -81,17 +83,27 @@ class NodeSecurity:
     @property
     def asks(self) -> bool:
         """Connections have to prove something, or may be secured."""
-        return self.mode is not SecurityMode.OFF or bool(self.roles or self.authenticators)
+        return self.mode is not SecurityMode.OFF or self.demands
+
+    @property
+    def demands(self) -> bool:
+        """Connections have to prove something."""
+        return self.mode is SecurityMode.ON or bool(self.roles or self.authenticators)
 
 
 class SecurityGate:
     """May this connection's requests be heard? The `FrameHandler` of its link until they may."""
 
-    def __init__(self, security: NodeSecurity, connection: ServedConnection, lines: MessageLimit) -> None:
+    def __init__(
+        self, security: NodeSecurity, connection: ServedConnection, lines: MessageLimit, unproved: Unproved
+    ) -> None:
         self._security = security
         self._connection = connection
         self._link = connection.link
         self._lines = lines
+        self._unproved = unproved
+        if security.demands:
+            unproved.came(self)
         self._facts = ChannelFacts(self._link.peer)
         self._authentication = ServerAuthentication(security.authenticators, self._facts)
         self._under_tls = False
@@ -158,6 +170,7 @@ class SecurityGate:
 
     def link_closed(self, error: Exception | None) -> None:
         """End the connection."""
+        self._unproved.left(self)
         self._connection.link_closed(error)
 
     def _decode(self, frame: memoryview) -> Heard:
@@ -195,7 +208,7 @@ class SecurityGate:
     def _comes_before_tls(self, request: Heard) -> bool:
         """Keep the same message where TLS is demanded and START_TLS has not come yet. Returns whether it is that.
 
-        Who never sends START_TLS gets no answer to it, and is cut when newcomers' time is over.
+        Who never sends START_TLS gets no answer to it, and is cut when the time for a proof is over.
         """
         return self._security.mode is SecurityMode.ON and not self._under_tls and self._keep_early(request)
 
@@ -292,6 +305,7 @@ class SecurityGate:
             self._link.close()
             return False
         self._open = True
+        self._unproved.left(self)
         principal = self._connection.principal
         self._note(True, by, principal)
         securable(self._link).deliver_to(self._connection)
@@ -353,6 +367,11 @@ class SecurityGate:
         if principal is not None and principal.expired(now_s):
             return "the client's proof has expired"
         return self._authentication.still()
+
+    def turn_out(self, reason: str) -> None:
+        """Close the connection of a client that has proved nothing."""
+        self._tell(reason)
+        self._link.close()
 
     def end(self, reason: str) -> None:
         """Close the connection of a client that may not stay."""

@@ -93,6 +93,44 @@ async def test_a_page_of_megabytes_comes_whole_and_the_end_is_said(
     assert refused == []
 
 
+@pytest.mark.parametrize("by", ["tls", "plain"])
+async def test_an_answer_comes_whole_though_the_client_says_more_than_its_request(
+    by: str, authority: MintedAuthority, identity: TlsIdentity, tmp_path: Path
+) -> None:
+    """A server that closes over bytes it has not read resets the connection, and the answer's end is lost."""
+    server = HttpServer(lambda _path: Reply(BODY), tls=identity.server_context if by == "tls" else None)
+    await server.start("127.0.0.1", 0)
+    context = client(authority, tmp_path / "c")
+
+    def ask() -> int:
+        sock = socket.create_connection(("127.0.0.1", server.port), 60)
+        with context.wrap_socket(sock, server_hostname="localhost") if by == "tls" else sock as talker:
+            talker.sendall(REQUEST)
+            talker.sendall(b"x" * 60_000)
+            found = 0
+            while piece := talker.recv(65536):
+                found += len(piece)
+            return found
+
+    try:
+        for _ in range(5):
+            assert await asyncio.to_thread(ask) > len(BODY)
+    finally:
+        await server.stop()
+
+
+async def test_a_client_that_does_not_end_after_its_answer_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "LINGER_S", 0.05)
+    server = HttpServer(lambda _path: Reply(b"short"))
+    await server.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(REQUEST)
+    assert (await reader.read()).endswith(b"short")
+    await until(lambda: not server._tasks, every_s=0)
+    writer.close()
+    await server.stop()
+
+
 async def test_a_session_of_tls_1_2_that_is_taken_up_again_is_judged_anew(
     authority: MintedAuthority, tmp_path: Path, refused: list[tuple[str, str]]
 ) -> None:
@@ -204,8 +242,9 @@ def short_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
+@pytest.mark.parametrize("data", [b"", b"x"], ids=["nothing between", "a byte between"])
 async def test_a_client_that_does_nothing_but_change_its_keys_is_cut(
-    authority: MintedAuthority, identity: TlsIdentity, refused: list[tuple[str, str]], tmp_path: Path
+    data: bytes, authority: MintedAuthority, identity: TlsIdentity, refused: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     """Each of them takes longer than it is: they count as bytes of its request."""
     async with serving(identity, refused) as port:
@@ -214,7 +253,8 @@ async def test_a_client_that_does_nothing_but_change_its_keys_is_cut(
         def attack() -> bytes:
             with socket.create_connection(("127.0.0.1", port), 60) as sock:
                 peer = RecordsPeer(sock, context, "localhost")
-                peer.send(peer.key_updates(5_000, asks=False) + peer.record(REQUEST))
+                storm = [peer.key_update(asks=False) + (peer.record(data) if data else b"") for _ in range(5_000)]
+                peer.send(b"".join(storm) + peer.record(REQUEST))
                 found = b""
                 with suppress(ConnectionError):
                     while piece := sock.recv(65536):

@@ -14,7 +14,7 @@ from helpers.security.secured_network import SecuredNetwork, client_context, ser
 from helpers.waiting import until
 
 from storage_node.edge import Link
-from storage_node.transport.tls import MAX_SILENT_BYTES, RECORD_BYTES
+from storage_node.transport.tls import DATA_FOR_A_SILENT_BYTE, MAX_SILENT_BYTES, RECORD_BYTES, waiting_bytes
 
 
 class Heard:
@@ -81,16 +81,41 @@ async def test_a_peer_that_does_nothing_but_change_its_keys_is_cut(asks: bool) -
         assert "records without data" in str(served.heard[0].closed[0])
 
 
-async def test_a_peer_that_changes_its_keys_between_its_frames_is_served() -> None:
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "one by one"])
+async def test_a_byte_of_data_behind_each_change_of_keys_buys_no_more_of_them(apart: bool) -> None:
+    """Sent one by one, each of them is all that there is to read: nothing is left over by which it would be noticed."""
     async with serving() as served:
         peer = await served.peer()
         with peer.sock:
-            frames = [b"frame %d" % number for number in range(2 * MAX_SILENT_BYTES // 27)]
-            data = b"".join(peer.key_update(asks=True) + peer.record(framed(frame)) for frame in frames)
-            await asyncio.to_thread(peer.send, data)
-            await until(lambda: served.heard and len(served.heard[0].frames) == len(frames), every_s=0)
+            body = framed(bytes(2 * MAX_SILENT_BYTES // 27))
+            pieces = [peer.key_update(asks=True) + peer.record(body[at : at + 1]) for at in range(len(body))]
+            await until(lambda: served.heard, every_s=0)
+            (link,) = served.links()
+            for piece in pieces if apart else [b"".join(pieces)]:
+                await asyncio.to_thread(peer.send, piece)
+                await until(lambda: not waiting_bytes(link._sock), every_s=0)
+                if served.heard[0].closed:
+                    break
+            await until(lambda: served.heard[0].closed, every_s=0)
+        assert served.heard[0].frames == []
+        assert "records without data" in str(served.heard[0].closed[0])
+
+
+async def test_a_peer_that_changes_its_keys_between_much_data_is_served() -> None:
+    async with serving() as served:
+        peer = await served.peer()
+        with peer.sock:
+            count = MAX_SILENT_BYTES // 27 + 100
+            frame = framed(bytes(27 * DATA_FOR_A_SILENT_BYTE))
+            records = [frame[:RECORD_BYTES], frame[RECORD_BYTES:]]
+
+            def stream() -> None:
+                for _ in range(count):
+                    peer.send(b"".join([peer.key_update(asks=False), *map(peer.record, records)]))
+
+            await asyncio.to_thread(stream)
+            await until(lambda: served.heard and len(served.heard[0].frames) == count, every_s=0)
         await until(lambda: served.heard[0].closed, every_s=0)
-        assert served.heard[0].frames == frames
 
 
 @pytest.mark.parametrize("kind", ["empty", "alerts", "handshake", "long", "damaged"])

@@ -23,6 +23,7 @@ from metadata.security.sasl.machine import SaslError
 from metadata.security.settings import AdmissionSettings, SecuritySettings
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.node.security import node_security
+from storage_node.bookie.requests import unproved
 from storage_node.bookie.requests.gate import MAX_UNPROVEN
 from storage_node.edge import Link, TlsTerms
 from storage_node.errors import BookieConfigurationError, SecureConnectionError
@@ -517,6 +518,61 @@ async def test_the_empty_auth_that_overtakes_java_s_start_tls_is_answered_under_
         assert await client.add(entry(1, 0)) is Status.EOK
     await until(lambda: book.facts, every_s=0)
     assert book.facts[0].secured
+
+
+@pytest.mark.parametrize("what", ["nothing", "an early AUTH", "and dribbles", "refused requests", "a stuck handshake"])
+async def test_whoever_proves_nothing_is_cut_in_time_whatever_it_says(
+    what: str, cluster: BookieCluster, secured: Secured
+) -> None:
+    """From when it came: an early AUTH neither ends its time nor begins it anew."""
+    bookie = await secured.start(authenticators={"guest": GuestBook()})
+    client = await cluster.connect(bookie)
+    await until(lambda: len(bookie._unproved) == 1, every_s=0)
+    ((gate, timer),) = bookie._unproved._waiting.items()
+    assert client.link is not None
+    early = encode_auth_request(1, "guest", b"")
+    if what in ("an early AUTH", "and dribbles"):
+        client.link.send(early)
+        await until(lambda: bookie._gates()[0]._early, every_s=0)
+        client.link.send(early[:3] if what == "and dribbles" else b"")
+    elif what == "refused requests":
+        await client.send_ask(lambda txn: encode_read_lac_request(txn, 1))
+    elif what == "a stuck handshake":
+        await client.ask(encode_start_tls_request)
+    assert list(bookie._unproved._waiting.items()) == [(gate, timer)]
+    assert not timer.cancelled()
+    assert timer.when() <= asyncio.get_running_loop().time() + bookie._security.handshake_s
+    timer._run()  # its time is over
+    await until(client.closed.is_set, every_s=0)
+    assert "has not proved itself within 10 s" in secured.notes.refused()
+    await until(lambda: not bookie._connections, every_s=0)
+    assert not len(bookie._unproved)
+
+
+async def test_those_that_have_proved_nothing_are_bounded_in_number(
+    cluster: BookieCluster, secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unproved, "MAX_NEWCOMERS", 3)
+    bookie = await secured.start(authenticators={"guest": GuestBook()})
+    clients = []
+    for _ in range(5):
+        client = await cluster.connect(bookie)
+        assert client.link is not None
+        client.link.send(encode_auth_request(1, "guest", b""))
+        clients.append(client)
+        await until(lambda: bookie._gates() and bookie._gates()[-1]._early, every_s=0)
+    await until(lambda: clients[1].closed.is_set(), every_s=0)
+    assert [client.closed.is_set() for client in clients] == [True, True, False, False, False]
+    assert len(bookie._unproved) == 3
+    assert "others wait to" in secured.notes.refused()
+
+
+async def test_whoever_has_proved_itself_is_not_waited_for_any_more(secured: Secured) -> None:
+    bookie = await secured.start()
+    client = await secured.enter(bookie)
+    assert await client.add(entry(1, 0)) is Status.EOK
+    assert not len(bookie._unproved)
+    assert not client.closed.is_set()
 
 
 @pytest.mark.parametrize("apart", [False, True])
