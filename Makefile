@@ -77,7 +77,7 @@ sim-logs: $(STAMP) ## the same with logs in every run
 sim-proxies: $(STAMP) ## the same with write proxies and thin clients
 	$(BIN)/python -m simulation --proxies --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),10000)
 
-shim: $(STAMP) ## the SQL catalog's jar from jvm-shim/ (needs a JDK; the jar is committed)
+shim: $(STAMP) ## both jars from jvm-shim/ (needs a JDK; they are committed)
 	$(BIN)/python jvm-shim/build.py
 
 bench: $(STAMP) ## one table of speed ratios, measured in one run

@@ -20,7 +20,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.sdist import sdist
 
 HERE = Path(__file__).resolve().parent
-JAR = "dlspark/spark/catalog/dlspark-sql.jar"
+JARS = ("dlspark/spark/catalog/dlspark-sql.jar", "metadata/zookeeper/dlspark-zookeeper.jar")
 REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(\[[^\]]*\])?\s*([^;]*)(?:;\s*(.*))?")
 EPOCH = "SOURCE_DATE_EPOCH"
 LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:|#)([^)]+)\)")
@@ -77,13 +77,16 @@ def bill_of_materials(name, version, required, extras):
             found.setdefault(one["bom-ref"], one)
     found.pop(f"pkg:pypi/{name}", None)
     own = f"pkg:pypi/{name}@{version}"
-    jar = {
-        "type": "file",
-        "bom-ref": JAR,
-        "name": JAR,
-        "hashes": [{"alg": "SHA-256", "content": hashlib.sha256((HERE / JAR).read_bytes()).hexdigest()}],
-        "description": "compiled from jvm-shim/ of the source distribution",
-    }
+    jars = [
+        {
+            "type": "file",
+            "bom-ref": jar,
+            "name": jar,
+            "hashes": [{"alg": "SHA-256", "content": hashlib.sha256((HERE / jar).read_bytes()).hexdigest()}],
+            "description": "compiled from jvm-shim/ of the source distribution",
+        }
+        for jar in JARS
+    ]
     metadata = {
         "component": {
             "type": "library",
@@ -103,10 +106,10 @@ def bill_of_materials(name, version, required, extras):
         "specVersion": "1.6",
         "version": 1,
         "metadata": metadata,
-        "components": [*components, jar],
+        "components": [*components, *jars],
         "dependencies": [
-            {"ref": own, "dependsOn": sorted([JAR, *found])},
-            *({"ref": one["bom-ref"]} for one in [*components, jar]),
+            {"ref": own, "dependsOn": sorted([*JARS, *found])},
+            *({"ref": one["bom-ref"]} for one in [*components, *jars]),
         ],
     }
 

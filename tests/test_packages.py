@@ -112,9 +112,11 @@ def test_the_wheel_has_a_bill_of_what_it_asks_for(built):
     assert {one["name"].lower() for one in parts if one.get("scope") == "required"} == wanted
     assert {"cryptography", "joserfc"} <= {one["name"] for one in parts if one.get("scope") == "optional"}
     assert not {"pytest", "dlspark"} & {one["name"] for one in parts[1:]}
-    jar = ROOT / "dlspark" / "spark" / "catalog" / "dlspark-sql.jar"
-    (file,) = [one for one in parts if one["type"] == "file"]
-    assert file["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(jar.read_bytes()).hexdigest()}]
+    binaries = [one for one in parts if one["type"] == "file"]
+    assert [one["name"].split("/")[-1] for one in binaries] == ["dlspark-sql.jar", "dlspark-zookeeper.jar"]
+    for one in binaries:
+        content = (ROOT / one["name"]).read_bytes()
+        assert one["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(content).hexdigest()}]
 
 
 def files(*parts):
@@ -145,7 +147,7 @@ def test_the_wheel_holds_the_packages_and_their_data_and_nothing_else(built):
     packages = {name for folder in ("dlspark", "storage_node", "metadata") for name in files(folder)}
     assert held == packages | {"pyspark_distributedlog.py"}
     assert {"dlspark/py.typed", "storage_node/py.typed", "metadata/py.typed"} <= held
-    assert "dlspark/spark/catalog/dlspark-sql.jar" in held
+    assert {"dlspark/spark/catalog/dlspark-sql.jar", "metadata/zookeeper/dlspark-zookeeper.jar"} <= held
     assert licence == [(ROOT / "LICENSE").read_bytes()]
 
 

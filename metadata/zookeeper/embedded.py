@@ -37,7 +37,7 @@ from metadata.foundation.private_files import (
 from metadata.foundation.processes import ending_with_parent
 from metadata.security.listening import ALLOW, REFUSE, ListeningRule
 from metadata.zookeeper.homing import four_letters
-from metadata.zookeeper.secure_server import NETTY_JARS, ServerSecurity, plain_ports
+from metadata.zookeeper.secure_server import NETTY_JARS, PROVIDER_JAR, ServerSecurity, plain_ports
 from metadata.zookeeper.tls_socket import FixedTls
 
 _LOG: Final = logging.getLogger(__name__)
@@ -285,7 +285,7 @@ class EmbeddedZooKeeper:
         member = self._member
         more, main = ([], _MAIN) if member is None else (member.jvm_options(), _ENSEMBLE_MAIN)
         if self.security is not None:
-            patterns += NETTY_JARS
+            return _command(java, patterns + NETTY_JARS, self._heap_mb, more, main, (str(PROVIDER_JAR),))
         return _command(java, patterns, self._heap_mb, more, main)
 
     def _start_on_some_port(self, java: str) -> None:
@@ -352,7 +352,7 @@ class EmbeddedZooKeeper:
             except (CallerError, OSError) as error:
                 # The server goes on with what it has; files that are half replaced are whole the next time.
                 if str(error) != said:
-                    _LOG.warning("the ZooKeeper at %s keeps its certificate: %s", self.address, error)
+                    _LOG.warning("the ZooKeeper at %s keeps what it has of this: %s", self.address, error)
                 said = str(error)
 
     def _serves(self, timeout_ms: int) -> bool:
@@ -436,9 +436,11 @@ class EmbeddedZooKeeper:
             self._lock = None
 
 
-def _command(java: str, patterns: tuple[str, ...], heap_mb: int, more: Sequence[str], main: str) -> list[str]:
+def _command(
+    java: str, patterns: tuple[str, ...], heap_mb: int, more: Sequence[str], main: str, own: tuple[str, ...] = ()
+) -> list[str]:
     jars = _jar_directory()
-    found = []
+    found = list(own)
     for pattern in patterns:
         matches = sorted(jars.glob(pattern))
         if not matches:

@@ -8,8 +8,8 @@ of `Among`; two neighbours in that order understand each other.
 
 A client by TLS proves itself by a certificate (`ssl.clientAuth=need`), and its subject is its identity in access
 control lists. Keys lie in files of this user alone; none has a password, so no password is in the configuration or in
-the process list. ZooKeeper reads its stores again when they change; it knows no lists of revoked certificates
-(`docs/security/zookeeper.md`).
+the process list. The stores, and the lists of revoked certificates, are read again when they change, by our class in
+ZooKeeper (`jvm-shim/zookeeper`), which also ends connections by what is revoked (`docs/security/zookeeper.md`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
+import time
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -24,13 +25,17 @@ from typing import Final
 
 from metadata.foundation.errors import CallerError
 from metadata.foundation.private_files import FILE_MODE, make_private_directory
+from metadata.security.certificates import REVOCATIONS, pem_blocks, read_revocations
 from metadata.security.errors import IdentityError
-from metadata.security.identity_files import in_memory, load_pair, openssl_reason
+from metadata.security.identity_files import in_memory, load_pair, moment_text, openssl_reason
 
 STORES: Final = "tls"
 """Directory of the stores, in that of a server."""
 _KEYS: Final = "identity.pem"
 _TRUSTED: Final = "authorities.pem"
+_REVOKED: Final = "revoked.pem"
+PROVIDER_JAR: Final = Path(__file__).with_name("dlspark-zookeeper.jar")
+"""What looks at certificates inside ZooKeeper; its class path needs it."""
 _KEY_BLOCK: Final = re.compile(rb"-----BEGIN ([A-Z ]*PRIVATE KEY)-----")
 _READABLE_KEY: Final = b"PRIVATE KEY"
 
@@ -44,8 +49,9 @@ ssl.trustStore.location=./{STORES}/{_TRUSTED}
 ssl.trustStore.type=PEM
 ssl.clientAuth=need
 ssl.enabledProtocols=TLSv1.3,TLSv1.2
-client.certReload=true
-authProvider.x509=org.apache.zookeeper.server.auth.X509AuthenticationProvider
+ssl.authProvider=x509
+ssl.revocationLists.location=./{STORES}/{_REVOKED}
+authProvider.x509=org.dlspark.zookeeper.RevocationAuthenticationProvider
 """
 _AMONG_TLS: Final = f"""\
 ssl.quorum.keyStore.location=./{STORES}/{_KEYS}
@@ -103,6 +109,8 @@ class ServerSecurity:
         among: what servers of an ensemble take from each other.
         operator: subject of the certificate whose holder may do everything, whatever the access control lists say, in
             the form of RFC 2253 ("CN=operator,OU=operator"); empty: none.
+        revoked: PEM file with revocation lists; there may be none, but once it was there it has to stay. None: no
+            lists are looked at.
     """
 
     certificate: Path
@@ -111,6 +119,7 @@ class ServerSecurity:
     clients: ClientPort = ClientPort.TLS
     among: Among = Among.TLS
     operator: str = ""
+    revoked: Path | None = None
 
     @classmethod
     def of_folder(
@@ -118,7 +127,7 @@ class ServerSecurity:
     ) -> ServerSecurity:
         """Take the identity in a folder that `dlspark tls` made."""
         files = (folder / "certificate.pem", folder / "key.pem", folder / "authorities.pem")
-        return cls(*files, clients=clients, among=among, operator=operator)
+        return cls(*files, clients=clients, among=among, operator=operator, revoked=folder / "revoked.pem")
 
     def config(self, host: str, port: int) -> str:
         """Return the lines of the configuration, the port for clients among them. Raises CallerError for an operator's
@@ -139,14 +148,40 @@ class ServerSecurity:
     def install(self, directory: Path) -> bool:
         """Write the stores into the server's directory, where they are other ones than before; returns whether so.
 
-        Raises CallerError where a file cannot be read or is not what it should be; the stores are as before then.
+        Raises CallerError where a file cannot be read or is not what it should be. What it is about is as before then:
+        lists that are bad keep no certificate away, and the other way round.
         """
+        make_private_directory(directory / STORES)
+        changed, bad = False, None
+        for install in (self._install_lists, self._install_pair):
+            try:
+                changed = install(directory / STORES) or changed
+            except CallerError as error:
+                bad = bad or error
+        if bad is not None:
+            raise bad
+        return changed
+
+    def _install_lists(self, stores: Path) -> bool:
+        if self.revoked is None:
+            return False
+        if not os.path.lexists(self.revoked):
+            if (stores / _REVOKED).exists():
+                raise CallerError(
+                    "ZooKeeper's revocation lists are not there any more; those that were there stay in force",
+                    path=str(self.revoked),
+                    advice=f"Put them back. If nothing is to count as revoked: stop it, and remove {stores / _REVOKED}",
+                )
+            return False
+        content = _read(self.revoked, "file of revocation lists")
+        _check_lists(content, self.revoked)
+        return _replace(stores / _REVOKED, content)
+
+    def _install_pair(self, stores: Path) -> bool:
         key, chain = _read(self.key, "key"), _read(self.certificate, "certificate")
         trusted = _read(self.authorities, "authorities")
         _check_key(key, self.key)
         self._check_pair(key, chain, trusted)
-        stores = directory / STORES
-        make_private_directory(stores)
         # ZooKeeper reads one when it changes: what it is to trust is there before the certificate by that authority.
         changed = _replace(stores / _TRUSTED, trusted)
         return _replace(stores / _KEYS, key.rstrip() + b"\n" + chain) or changed
@@ -197,6 +232,26 @@ def _check_key(content: bytes, path: Path) -> None:
             path=str(path),
             advice="openssl pkcs8 -topk8 -nocrypt -in KEY -out key.pem makes one; so does dlspark tls",
         )
+
+
+def _check_lists(content: bytes, path: Path) -> None:
+    advice = "The lists that it had stay in force. Copy the authority's newest list (dlspark tls renew makes one)"
+    try:
+        found = [read_revocations(one.body) for one in pem_blocks(content) if one.label == REVOCATIONS]
+    except ValueError as error:
+        raise CallerError(
+            f"ZooKeeper's revocation lists cannot be read: {error}", path=str(path), advice=advice
+        ) from error
+    if not found:
+        raise CallerError("ZooKeeper's file of revocation lists holds none", path=str(path), advice=advice)
+    for one in found:
+        newest = all(other.this_update_s <= one.this_update_s for other in found if other.issuer == one.issuer)
+        if newest and one.next_update_s is not None and one.next_update_s <= time.time():
+            raise CallerError(
+                f"the revocation list of {one.issuer_text} ended at {moment_text(one.next_update_s)}",
+                path=str(path),
+                advice=advice,
+            )
 
 
 def _replace(path: Path, content: bytes) -> bool:
