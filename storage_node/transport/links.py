@@ -574,8 +574,10 @@ def _without_frames(error: Exception) -> Exception:
     """Return the error without the frames of the read that failed, and of what it came from. They hold a view of the
     chunk, which then could not be lent again: many links that are cut off at a time would take one each, and as the
     link's TLS keeps the error, for as long as the garbage collector likes."""
+    seen: list[BaseException] = []
     one: BaseException | None = error
-    while one is not None:
+    while one is not None and one not in seen:  # an error may be its own cause
+        seen.append(one)
         one.__traceback__ = None
         one = one.__cause__ or one.__context__
     return error
