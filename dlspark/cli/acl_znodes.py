@@ -68,7 +68,7 @@ async def apply(
         binding = await NamespaceStore(first, uri.path).resolve()
     finally:
         await first.close()
-    confirm(_question(uri.path, binding, take_away), yes=yes or dry_run)
+    confirm(_question(uri.path, binding, take_away=take_away, top=top), yes=yes or dry_run)
     trees: list[dict[str, Json]] = []
     text: list[str] = []
     kinds = [(binding.dl_servers, uri.path, True), (binding.bk_servers, binding.ledgers_path, False)]
@@ -136,8 +136,10 @@ async def _change(
         await store.close()
 
 
-def _question(path: str, binding: Binding, take_away: bool) -> str:
+def _question(path: str, binding: Binding, *, take_away: bool, top: bool) -> str:
     where = f"{path} at {_commas(binding.dl_servers)} and {binding.ledgers_path} at {_commas(binding.bk_servers)}"
+    if top:
+        where += ", and the top of ZooKeeper (/ and /zookeeper), which other programs may use,"
     if take_away:
         return f"Let everybody change {where}?"
     return (

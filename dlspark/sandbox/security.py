@@ -76,14 +76,20 @@ class SandboxSecurity:
         make_private_directory(begun)
         key, keys = (begun / one.name for one in (self.token_key, self._token_keys))
         # By the command, as anybody makes one: what verifies tokens belongs to proxies, which run as processes, too.
-        made = subprocess.run(
-            [sys.executable, "-m", "dlspark.cli", "token", "key", str(key), "--keys", str(keys)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=child_environment(),
-            timeout=START_TIMEOUT_S,
-        )
+        command = [sys.executable, "-m", "dlspark.cli", "token", "key", str(key), "--keys", str(keys)]
+        try:
+            made = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                env=child_environment(),
+                timeout=START_TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SandboxError(
+                f"the key of the sandbox's tokens was not made within {START_TIMEOUT_S:.0f} s"
+            ) from error
         if made.returncode != 0:
             raise SandboxError(f"the key of the sandbox's tokens could not be made: {made.stderr.strip()}")
         keys.chmod(0o600)  # public, but all of a sandbox is for who started it

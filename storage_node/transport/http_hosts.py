@@ -7,7 +7,9 @@ answered for names of this machine alone:
 
     an address                      a site that is called by its address is at that address, and nowhere else
     localhost, and names below it   these lead to loopback, whatever DNS says
-    this machine's host name
+    a name without a dot, or that ends in `.internal`, `.local`, `.localdomain` or `.home.arpa`
+                                    nobody can have these in the public DNS: a container's host, this machine
+    this machine's host name, as the machine itself says it (without DNS, which would keep the loop)
     none                            no browser leaves it out; probes that speak HTTP/1.0 do
 
 Connections by other addresses are not held to that: who can reach these needs no browser of somebody else's, and by
@@ -21,7 +23,9 @@ import re
 import socket
 from typing import Final
 
-_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^:\[\]\s]*))(?::[0-9]{1,5})?", re.ASCII)
+_PRIVATE: Final = (".localhost", ".internal", ".local", ".localdomain", ".home.arpa")
+"""Ends of names that nobody can register: RFC 6761, RFC 6762, RFC 8375, ICANN's resolution 2024.07.29.06."""
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9._-]*))(?::[0-9]{1,5})?", re.ASCII)
 
 
 def names_this_machine(head: bytes, local: str) -> bool:
@@ -52,8 +56,9 @@ def _is_own(host: str) -> bool:
     if found[1] is not None or _is_address(found[2]):
         return True
     name = found[2].lower().removesuffix(".")
-    own = socket.gethostname().lower()
-    return name == "localhost" or name.endswith(".localhost") or name in (own, own.partition(".")[0])
+    if not name:
+        return False
+    return "." not in name or name.endswith(_PRIVATE) or name == socket.gethostname().lower()
 
 
 def _is_address(text: str) -> bool:

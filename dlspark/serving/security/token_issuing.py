@@ -29,6 +29,7 @@ from dlspark.serving.security.token_claims import (
 from dlspark.serving.security.token_keys import CURVES, MAX_KEYS_BYTES, RSA_ALGORITHMS, extra_missing_error
 from dlspark.serving.security.tokens import OWN_NAME
 from metadata.foundation.errors import CallerError
+from metadata.security.principals import is_name
 from metadata.security.restrictions import VERBS, Restrictions, pattern_fault
 from metadata.security.secrets import Secret
 
@@ -56,8 +57,14 @@ class TokenGrant:
 
     def __post_init__(self) -> None:
         """Check it. Raises CallerError for what no proxy would take."""
+        for what, text in (("name", self.name), *(("role", one) for one in sorted(self.roles))):
+            if not is_name(text):
+                raise CallerError(
+                    f"the token's {what} {text!r} is no name of at most {MAX_NAME_CHARS} characters",
+                    advice="All have to be seen, composed where there are such (NFC); no space at its ends.",
+                )
         named = (("id", self.token_id),) if self.token_id else ()
-        for what, text in (*named, ("name", self.name), ("issuer", self.issuer), ("audience", self.audience)):
+        for what, text in (*named, ("issuer", self.issuer), ("audience", self.audience)):
             if not text or len(text) > MAX_NAME_CHARS or not text.isprintable():
                 raise CallerError(f"the token's {what} is not a printable text of at most {MAX_NAME_CHARS} characters")
         if self.seconds < 1:

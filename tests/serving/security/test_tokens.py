@@ -560,3 +560,12 @@ def test_a_secret_of_an_hmac_is_taken_only_where_that_is_named(world: World, tmp
     place.chmod(0o644)
     with pytest.raises(SettingsError, match="everybody"):
         allowed.verifier()
+
+
+@pytest.mark.parametrize("name", ["alice ", " alice", "cafe\u0301", "alice\u200b", "", "a\n", "x" * 2000])
+def test_no_token_is_made_for_a_name_or_a_role_that_no_proxy_takes(name: str) -> None:
+    TokenGrant("alice", 60, UNRESTRICTED, roles=frozenset({"client"}))
+    with pytest.raises(CallerError, match="is no name of at most"):
+        TokenGrant(name, 60, UNRESTRICTED)
+    with pytest.raises(CallerError, match="is no name of at most"):
+        TokenGrant("alice", 60, UNRESTRICTED, roles=frozenset({"client", name}))

@@ -19,7 +19,19 @@ def head(*fields: str) -> bytes:
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]:8000", "10.0.0.7", "a.localhost.", OWN, f"{OWN}:8000"],
+    [
+        "localhost",
+        "LOCALHOST:8000",
+        "127.0.0.1:8000",
+        "[::1]:8000",
+        "10.0.0.7",
+        "a.localhost.",
+        OWN,
+        f"{OWN}:8000",
+        "ip6-localhost",
+        "localhost.localdomain",
+        "host.docker.internal:8000",
+    ],
 )
 def test_names_of_this_machine_and_addresses_are_its_own(host: str) -> None:
     assert names_this_machine(head(f"Host: {host}"), "127.0.0.1")
@@ -35,6 +47,8 @@ def test_names_of_this_machine_and_addresses_are_its_own(host: str) -> None:
         "evil@localhost",
         "",
         "a b",
+        ".",
+        "internal.evil.example",
     ],
 )
 @pytest.mark.parametrize("local", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"])
@@ -42,6 +56,12 @@ def test_names_of_others_are_not(host: str, local: str) -> None:
     assert not names_this_machine(head(f"Host: {host}"), local)
     assert not names_this_machine(head(f"hOsT :{host}"), local)
     assert names_this_machine(head("Host: localhost"), local)
+
+
+def test_the_machines_own_name_may_have_a_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Node-1.example.org")
+    assert names_this_machine(head("Host: node-1.example.org:8000"), "127.0.0.1")
+    assert not names_this_machine(head("Host: node-2.example.org"), "127.0.0.1")
 
 
 def test_two_names_are_none_and_what_comes_from_elsewhere_is_not_held_to_that() -> None:
