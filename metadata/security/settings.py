@@ -147,8 +147,8 @@ class SecuritySettings:
         WHOLE,
         10,
         "startTLSTimeoutSecs",
-        "Seconds that the change to TLS may take on a connection, until it is closed; at a storage node, from its beginning "
-        "until the client has proved all that is demanded of it",
+        "Seconds that the change to TLS may take on a connection, until it is closed; at a storage node, from its "
+        "beginning until the client has proved all that is demanded of it",
         minimum=1,
         maximum=600,
     )
