@@ -47,6 +47,6 @@ def uri_or_default(uri: str | None, how: str = 'Give a URI, "distributedlog://ho
         raise CallerError(
             f"no namespace was named: no URI was given, {VARIABLE} is not set, and no sandbox runs in "
             f"{default_directory()}",
-            advice=f"{how}, or {ADVICE}",
+            advice=f"{how}, or {ADVICE}. One with another --dir is named by its URI: dlspark sandbox status --dir DIR",
         )
     return found

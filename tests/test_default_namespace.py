@@ -127,7 +127,7 @@ class TestWhichNamespace:
         assert default_uri() is None
 
     def test_without_any_the_error_says_the_ways_there_are(self, no_namespace: Path) -> None:
-        with pytest.raises(CallerError, match=r"DLSPARK_URI is not set.*no sandbox runs.*dlspark sandbox start"):
+        with pytest.raises(CallerError, match=r"is not set.*no sandbox runs.*dlspark sandbox start.*--dir DIR"):
             Namespace.open()
 
     def test_a_damaged_state_file_is_said(self, home: Path) -> None:

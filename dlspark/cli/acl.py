@@ -75,7 +75,7 @@ def _as_json(rule: Rule) -> dict[str, Json]:
 def _result(at: At, rules: RuleSet, changed: bool, note: str) -> None:
     """Print what a change has come to."""
     shown: list[Json] = [_as_json(rule) for rule in rules]
-    at.result({"changed": changed, "rules": shown}, f"{note}; there are {counted(len(rules), 'rule')}")
+    at.result({"changed": changed, "rules": shown}, f"{note}; rules: {len(rules)}")
 
 
 def _rules_in(file: TextIO) -> RuleSet:

@@ -231,7 +231,9 @@ def check_identity() -> Iterator[CheckFinding]:
         settings = Settings.from_environment().client_settings().security
         identity = client_identity(settings)
     except DistributedLogError as error:
-        yield fail("identity", str(error), error.advice or "docs/security.md says what an identity folder has")
+        where = f" [path {error.path}]" if error.path else ""
+        todo = error.advice or "docs/security.md says what an identity folder has"
+        yield fail("identity", f"{error.message}{where}", todo)
         return
     if identity is None:
         sandbox = _secured_sandbox()

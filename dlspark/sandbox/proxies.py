@@ -40,6 +40,8 @@ READER: Final = -1
 """The read proxy's number among the processes, the first region's where there are any; those of further regions count
 down from here. Write proxies count from 0."""
 _LOG: Final = "proxy.log"
+AUDIT_LOG: Final = "audit.log"
+"""The audit trail of each proxy of a secured sandbox, in the proxy's folder."""
 
 
 class SandboxProxies:
@@ -181,6 +183,8 @@ class SandboxProxies:
                 "zkSessionTimeoutSeconds": SESSION_S,
             }
             module = "dlspark.serving.write_proxy"
+        if self._security:
+            values["auditLog"] = str(self._folder(index).absolute() / AUDIT_LOG)
         settings = [f"--set={key}={value}" for key, value in {**values, **self._security}.items()]
         return [sys.executable, "-m", module, f"--uri={self._uri}", *settings]
 

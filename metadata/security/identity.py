@@ -382,7 +382,9 @@ class TlsIdentity:
         if not files.authorities:
             raise IdentityError(
                 "no authorities are named whose certificates are believed",
-                advice="Name an identity folder (securityDirectory), or a file of certificates (tlsTrustStore)",
+                advice="Name an identity folder (securityDirectory, in Spark option tls.directory), or a file of "
+                "certificates (tlsTrustStore, in Spark tls.trustStore). The folder that DLSPARK_SECURITY names counts "
+                "only where no setting or option switches security on",
             )
         chain, key, password = self._read_pair()
         return TlsMaterial(chain, key, password, self._read_authorities(), self._read_lists(before))

@@ -83,7 +83,11 @@ def load_pair(
             reason = "the key does not open with the password of the file that is named for it"
         elif getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
             where = chain_place or "the same store"
-            raise file_error(key_place, f"the key is not the one of the certificate in {where}") from None
+            raise file_error(
+                key_place,
+                f"the key is not the one of the certificate in {where}",
+                "Copy both from one folder of dlspark tls, or renew it: dlspark tls renew",
+            ) from None
         else:
             reason = f"certificate and key cannot be used: {openssl_reason(error)}"
         # Without the cause: nothing of what it was tried with belongs in a trace.
@@ -106,9 +110,10 @@ def read_file(path: str, limit: int = MAX_FILE_BYTES) -> bytes:
     except FileNotFoundError as error:
         raise file_error(
             path,
-            "it cannot be read: security is on, and this file of it is not there",
-            "Name the identity folder that dlspark tls has made, by securityDirectory or the variable "
-            "DLSPARK_SECURITY, or by its own key each file that lies elsewhere",
+            "security is on, and this file is not there",
+            "Name the identity folder that dlspark tls has made, by securityDirectory, the variable DLSPARK_SECURITY "
+            "or Spark's option tls.directory, or by its own key each file that lies elsewhere. A client with a token "
+            "alone: tlsClientAuthentication=false",
         ) from error
     except OSError as error:
         raise file_error(path, f"it cannot be read: {error.strerror or error}") from error

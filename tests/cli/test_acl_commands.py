@@ -61,7 +61,9 @@ def test_rules_are_added_explained_listed_and_removed(shell: RightsShell) -> Non
     }
     added = shell.acl("add", "allow", "role:writers", "write,create", "orders*")
     assert added["changed"] is True
-    assert "it was said before" in shell.run("acl", "add", "allow", "role:writers", "write", "orders*").stdout
+    again = shell.run("acl", "add", "allow", "role:writers", "write", "orders*").stdout
+    assert "it was said before" in again
+    assert "rules: 1" in again
     shell.run("acl", "add", "deny", "user:mallory", "all", "orders-odd*", "--literal")
     allowed = shell.run("acl", "check", "alice", "write", "orders-7", "--role", "writers").stdout
     assert allowed == "allowed: a rule allows it: allow role:writers write,create orders*\n"

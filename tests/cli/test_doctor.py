@@ -297,6 +297,17 @@ def test_an_identity_that_its_own_list_has_revoked_is_found(tmp_path: Path, monk
     assert "has revoked it" in found.found
 
 
+def test_an_identity_that_is_not_there_is_found_and_what_to_do_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DLSPARK_SECURITY", str(tmp_path / "missing"))
+    (found,) = doctor_checks.check_identity()
+    assert found.verdict.value == "fail"
+    assert str(tmp_path / "missing") in found.found
+    assert "securityDirectory" in found.todo
+    assert found.todo not in found.found
+
+
 @pytest.mark.parametrize(("secured", "named", "verdict"), [(True, "", "warn"), (False, "", "ok"), (True, "x", "ok")])
 def test_a_shell_that_is_not_in_the_secured_sandbox_that_runs_is_told_how(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secured: bool, named: str, verdict: str

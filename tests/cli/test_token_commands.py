@@ -43,7 +43,7 @@ def test_what_cannot_be_issued_is_said(tmp_path: Path) -> None:
     key, keys = tmp_path / "key.jwk", tmp_path / "keys.json"
     run("key", key, "--keys", keys)
     status, said = run("issue", "--key", key, "--for", "etl", "--verb", "own")
-    assert (status, "there is no verb own" in said) == (1, True)
+    assert (status, "there is no verb own. Verbs are administer, create" in said) == (1, True)
     status, said = run("issue", "--key", keys, "--for", "etl")
     assert status == 1
     status, said = run("issue", "--key", tmp_path / "none", "--for", "etl")

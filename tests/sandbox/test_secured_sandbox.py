@@ -122,6 +122,9 @@ def test_a_client_may_work_through_proxies_until_it_is_denied(
             return False
 
         wait_until(refused)  # rules reach all proxies within 10 s
+        trail = secured.directory / "write-proxy-0" / "audit.log"
+        wait_until(lambda: "deny role:client write served" in trail.read_text())
+        assert stat.S_IMODE(trail.stat().st_mode) & 0o077 == 0
 
 
 def test_a_token_of_the_sandboxs_key_narrows_what_its_bearer_may_do(secured: Sandbox, tmp_path: Path) -> None:

@@ -205,8 +205,9 @@ class FramesClient:
             if self.closed and self._refused:
                 raise NotAuthenticatedError(
                     f"the connection was refused: {self._said}",
-                    advice="The proxy's log and audit trail say more. Refused are certificates that have expired, were "
-                    "revoked, or are of an authority that it does not know",
+                    advice="Over this connection nothing was done. The proxy's log and audit trail say more. Refused "
+                    "are certificates that have expired, were revoked, or are of an authority that it does not know: "
+                    "look by dlspark tls show FOLDER, and ask an operator for another (dlspark tls renew, tls issue)",
                     node=self.address,
                 )
             if self.closed:

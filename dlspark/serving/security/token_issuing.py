@@ -77,7 +77,8 @@ class TokenGrant:
         if len(logs) > MAX_PATTERNS:
             raise CallerError(f"a token has at most {MAX_PATTERNS} patterns of logs' names")
         if verbs - VERBS:
-            raise CallerError(f"there is no verb {', '.join(sorted(verbs - VERBS))}", advice=", ".join(sorted(VERBS)))
+            unknown = ", ".join(sorted(verbs - VERBS))
+            raise CallerError(f"there is no verb {unknown}", advice=f"Verbs are {', '.join(sorted(VERBS))}")
 
 
 class SigningKey:
