@@ -22,7 +22,8 @@ asked again only after a back-off, and when no other is left. Where all that cou
 client's, or show none that is good, the way ends at once, for that does not pass by itself; so it does where the others
 name such a proxy as the owner. Proxies that name each other as owners are asked alternately, each time after a
 back-off, until one of the bounds is reached. A read proxy that has its share of logs sends a read to another one: that
-counts for no attempt, or a bound of loads would make a log unreadable.
+counts for no attempt, or a bound of loads would make a log unreadable. For the same reason it is asked again where that
+one takes no proof: it hears that the other was tried, and serves the log then.
 """
 
 from __future__ import annotations
@@ -362,8 +363,12 @@ class RoutedRequest:
                         # with each log, say that it was tried: the proxy that named it serves the log then.
                         self._unreached.append(owner)
                         return self._go(address, now)
-                self._named[address] = owner
-                if owner in self._unproven:
+                refused = owner in self._unproven
+                # A read that was sent on is not lost with the proxy that was named: asked again, and told that this one
+                # was tried, the proxy that named it serves the log itself. It counts only where it does not.
+                if refused or not isinstance(self._request, ReadBatch):
+                    self._named[address] = owner
+                if refused:
                     # It would say the same again. Another host may name another owner; where none does, that is final.
                     return self._next(now)
                 self._ownerships.learn(stream, owner)

@@ -38,6 +38,7 @@ from dlspark.serving.protocol.operations import (
     BeginEpoch,
     CreateStream,
     DeleteStream,
+    Delivery,
     Done,
     FindOwner,
     Heartbeat,
@@ -45,6 +46,7 @@ from dlspark.serving.protocol.operations import (
     OwnerFound,
     ProducerStamp,
     ReadBatch,
+    ReadForm,
     ReadFrom,
     Reason,
     Refusal,
@@ -67,6 +69,7 @@ READ = ReadBatch("s", ReadFrom.OLDEST)
 WRITE = WriteRecords("s", (b"x",))
 STAMPED = WriteRecords("s", (b"x",), stamp=ProducerStamp("p", 0, 0))
 RECEIPT = WriteReceipt(DLSN(1, 0, 0), 1)
+DELIVERY = Delivery(ReadForm.ENTRIES, DLSN(1, 0, 0))
 UNAVAILABLE = Refusal(StatusCode.STREAM_UNAVAILABLE, "failed lately")
 LIMITS = RetryLimits(request_timeout_ms=1_000)
 
@@ -460,6 +463,34 @@ def test_another_owner_that_a_proxy_names_is_asked_though_the_first_took_no_proo
     assert way.asked.address == "c:1"
     assert way.answer(found("d:1")).asked.address == "d:1"
     assert way.answer(RECEIPT).finished == Finished(RECEIPT)
+
+
+@pytest.mark.parametrize("ring", [False, True])
+def test_a_read_that_was_sent_to_a_proxy_that_takes_no_proof_is_served_by_the_one_that_sent_it(ring: bool) -> None:
+    hosts = ("a:1", "b:1")
+    way = Way(READ, hosts=hosts, route=BoundedRing([ProxyHost(one) for one in hosts]) if ring else None)
+    way = unproven(way.answer(found("b:1"))).resume()
+    assert way.asked.address == "a:1"
+    assert way.asked.request.context.tried_hosts == ("b:1", "a:1"), "so it hears that b was tried, and serves the log"
+    way.effect = way.way.answered(way.asked.attempt, DELIVERY, way.now)
+    assert way.finished == Finished(DELIVERY)
+
+
+def test_a_read_that_a_proxy_sends_on_though_it_heard_that_the_other_was_tried_ends() -> None:
+    way = unproven(Way(READ, hosts=("a:1", "b:1")).answer(found("b:1")))
+    asked = []
+    while not isinstance(way.effect, Finished):
+        way = way if isinstance(way.effect, AskHost) else way.resume()
+        asked.append(way.asked.address)
+        way = way.answer(found("b:1")) if way.asked.address == "a:1" else unproven(way)
+    assert asked == ["a:1", "a:1", "b:1"]
+    assert way.finished == Finished(UNPROVEN)
+
+
+def test_a_read_that_was_sent_to_a_proxy_that_takes_no_proof_asks_a_third_one_first() -> None:
+    way = unproven(Way(READ, hosts=("a:1", "b:1", "c:1")).answer(found("b:1")))
+    assert way.asked.address == "c:1"
+    assert way.asked.request.context.tried_hosts == ("b:1", "a:1")
 
 
 def test_an_earlier_doubt_is_not_forgotten_over_a_proof_that_is_not_taken() -> None:
