@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
@@ -22,6 +23,7 @@ from dlspark.serving.client.ownership import OwnershipCache
 from dlspark.serving.client.requests import (
     MAX_TRIED_HOSTS,
     REQUEST_TABLE,
+    SOON_AGAIN,
     AskHost,
     BackOff,
     Effect,
@@ -106,12 +108,13 @@ class Way:
         hosts: tuple[str, ...] = ("a:1", "b:1", "c:1"),
         owner: str | None = "a:1",
         route: Route | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         self.route = route if route is not None else ServerOrder(ProxyHost(one) for one in hosts)
         self.owners = OwnershipCache()
         if owner is not None:
             self.owners.learn("s", owner)
-        self.way = RoutedRequest(request, self.route, self.owners, limits)
+        self.way = RoutedRequest(request, self.route, self.owners, limits, rng=rng)
         self.now = 100.0
         self.effect: Effect | None = self.way.begin(self.now)
 
@@ -336,6 +339,35 @@ def test_an_unavailable_host_loses_all_its_streams_and_a_refused_stream_only_its
     way.owners.learn("t", "a:1")
     way.answer(Refusal(StatusCode.SERVICE_UNAVAILABLE, "stopping"))
     assert way.owners.owner("t") is None
+
+
+def test_proxies_that_take_no_requests_are_asked_less_and_less_often_and_not_all_clients_come_at_once() -> None:
+    def pauses(refusal: Refusal, seed: int) -> list[float]:
+        route = ServerOrder([ProxyHost("a:1")])
+        way = Way(limits=RetryLimits(request_timeout_ms=-1), route=route, rng=random.Random(seed))
+        found = []
+        for _ in range(12):
+            way.answer(refusal)
+            assert isinstance(way.effect, BackOff)
+            found.append(way.effect.seconds)
+            way.resume()
+        return found
+
+    unavailable = Refusal(StatusCode.SERVICE_UNAVAILABLE, "no rules can be read")
+    first, other = pauses(unavailable, 1), pauses(unavailable, 2)
+    assert first[:SOON_AGAIN] == other[:SOON_AGAIN] == [0.025, 0.05, 0.075, 0.1]
+    assert all(0.5 <= pause <= 1.0 for pause in (*first[SOON_AGAIN + 3 :], *other[SOON_AGAIN + 3 :]))
+    assert len({*first[SOON_AGAIN:], *other[SOON_AGAIN:]}) > 8, "they are drawn"
+    assert max(pauses(UNAVAILABLE, 1)) == 0.1, "the log alone is not to be had there"
+
+
+def test_a_proxy_that_cannot_be_reached_is_dialled_as_often_as_before() -> None:
+    way = Way(limits=RetryLimits(request_timeout_ms=-1), hosts=("a:1",))
+    for _ in range(12):
+        way.fail(sent=False)
+        assert isinstance(way.effect, BackOff)
+        assert way.effect.seconds <= 0.1
+        way.resume()
 
 
 def test_when_all_hosts_were_asked_they_are_asked_again() -> None:
