@@ -274,7 +274,9 @@ class NoSchemaError(CallerError):
 
 
 class ServiceUnavailableError(NotAppliedError):
-    """The proxy takes no requests at present (it starts, drains or stops); nothing was done. Another proxy may."""
+    """The proxy takes no requests at present: it starts, drains or stops, or it can read no rules of access, or write
+    no audit trail, and does nothing without them. Nothing was done. Another proxy may take it, or the same one later.
+    """
 
     code: ClassVar[int] = 503
 

@@ -26,10 +26,10 @@ from storage_node.client.health import outlast
 from storage_node.client.last_confirmed import LacQuestion, TailRound
 from storage_node.client.pipeline import ClientContext, Tasks, digest_of
 from storage_node.client.read_ahead import WINDOW_BYTES, WINDOW_ENTRIES, ReadAhead, Window, check_range
-from storage_node.client.reading import EntryFetcher
+from storage_node.client.reading import EntryFetcher, advice_on
 from storage_node.client.tail_over_regions import TailListening
 from storage_node.edge import Network
-from storage_node.errors import LedgerClosedError, LedgerRecoveryError, ProtocolError
+from storage_node.errors import LedgerClosedError, LedgerRecoveryError, ProtocolError, certificate_refused
 from storage_node.protocol.digests import Entry
 from storage_node.protocol.reading import LacRead
 from storage_node.settings.client import ClientSettings
@@ -245,7 +245,7 @@ class LedgerReader:
                 return self._last_add_confirmed
             error = LedgerRecoveryError(
                 "no storage node of the last ensemble gave its LAC",
-                advice="See that the ledger's storage nodes are up",
+                advice=advice_on(attempt.error),
                 ledger_id=self.ledger_id,
             )
             error.__cause__ = attempt.error
@@ -255,11 +255,15 @@ class LedgerReader:
         cause = machine.error or ProtocolError("no reason")
         error = type(cause)(
             f"too few storage nodes of the last ensemble gave their LAC: {cause.message}",
-            advice="See that the ledger's storage nodes are up",
+            advice=advice_on(cause),
             ledger_id=self.ledger_id,
             node=cause.node,
         )
-        error.__cause__ = cause
+        if certificate_refused(cause) and not machine.refused_by_all:
+            # Another node takes this client, so these may yet: by its cause the error would say that none ever will.
+            error.__context__ = cause
+        else:
+            error.__cause__ = cause
         return error
 
     def _raise_lac(self, last_add_confirmed: int) -> None:

@@ -34,6 +34,12 @@ BATCH_OVERHEAD_BYTES = 1024
 """Room in a frame for what is not entries."""
 
 
+def advice_on(cause: DistributedLogError | None) -> str:
+    """Return what to do where storage nodes of a ledger did not give what they were asked for."""
+    said = cause.advice if cause is not None else None
+    return said or (REFUSED_ADVICE if certificate_refused(cause) else "See that the ledger's storage nodes are up")
+
+
 class _Fetch:
     """One entry on its way."""
 
@@ -200,8 +206,7 @@ class EntryFetcher:
         count = len(fetch.asked)
         error = type(cause)(
             f"none of {count} replicas gave the entry; the most telling answer: {cause.message}",
-            advice=cause.advice
-            or (REFUSED_ADVICE if certificate_refused(cause) else "See that the ledger's storage nodes are up"),
+            advice=advice_on(cause),
             ledger_id=self._ledger_id,
             entry_id=fetch.entry_id,
             node=cause.node,

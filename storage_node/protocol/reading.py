@@ -14,7 +14,7 @@ way to one that refuses this client's certificate: that error says that all do. 
 all ends an ordinary read: only recovery may conclude from a quorum (docs/reference/wire.md#reading-an-entry).
 
 *The LAC* (`LacRead`) is the greatest that any bookie of the last ensemble knows, once the known answers cover every
-write set (`striping.QuorumCoverage`).
+write set (`striping.QuorumCoverage`). Where they never will, the error that says most is reported, as of an entry.
 
 Where being right is not worth waiting for, `LacTry` takes the first answer with news, or the best of all.
 
@@ -108,18 +108,24 @@ class EntryRead:
 class LacRead:
     """A question for the LAC, put to all of an ensemble."""
 
-    __slots__ = ("_answered", "_coverage", "_size", "error", "last_add_confirmed", "last_stored")
+    __slots__ = ("_answered", "_coverage", "_refusing", "_size", "error", "last_add_confirmed", "last_stored")
 
     def __init__(self, ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
         self._coverage = QuorumCoverage(ensemble_size, write_quorum, ack_quorum)
         self._size = ensemble_size
         self._answered: set[int] = set()
+        self._refusing: set[int] = set()
         self.last_add_confirmed = -1
         self.last_stored = -1
         """The highest entry that any bookie has, confirmed or not. Once `settled` it is not below any entry that was
         acknowledged before the question: such an entry lies on an ack quorum, and one of these bookies has answered."""
         self.error: DistributedLogError | None = None
-        """The error to report once `failed_for_good`."""
+        """The error to report once `failed_for_good`: that of a wrong password, else the one that says most."""
+
+    @property
+    def refused_by_all(self) -> bool:
+        """Every bookie has refused this client's certificate; as long as one has not, others may yet take it, too."""
+        return len(self._refusing) == self._size
 
     @property
     def settled(self) -> bool:
@@ -145,8 +151,11 @@ class LacRead:
         self._answered.add(index)
         if isinstance(error, MISSING):
             self._coverage.mark_known(index)  # it has nothing, so it cannot hide a committed entry
-        else:
-            self.error = error
+            return
+        if certificate_refused(error):
+            self._refusing.add(index)
+        final = isinstance(error, UnauthorizedAccessError)
+        self.error = error if final else more_telling(self.error, error)
 
 
 class LacTry:

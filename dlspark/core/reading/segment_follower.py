@@ -57,8 +57,11 @@ _log = logging.getLogger(__name__)
 GIVE_UP_S = 120.0
 """How long storage nodes, or the store of a cold file, may fail a read before the reader fails."""
 REFUSED_IN_A_ROW = 3
-"""How often in a row all that have an entry must refuse this client before the reader fails: files of certificates are
-exchanged one node after the other."""
+"""How often in a row, at least, all that have an entry must refuse this client before the reader fails."""
+REFUSED_S = 20.0
+"""How long they must have refused it: each process looks by itself every 5 s for changed certificates and lists, and
+all have read a change after 15 s. As long as one is behind the others (a name was revoked and renewed, an authority is
+new, a list has ended and is being copied), the refusal passes."""
 
 _FINAL = (CallerError, CorruptDataError, InvariantViolation, UnauthorizedAccessError, StoreRefusedError)
 _LACKING = (NoSuchEntryError, NoSuchLedgerError)
@@ -153,6 +156,8 @@ class SegmentFollower:
         self._failures = 0
         self._refused = 0
         """Of the last failures, how many in a row were refusals of certificates."""
+        self._refused_since = 0.0
+        """When the first of these was."""
         self._failing_since = 0.0
         self._read_again: tuple[str, int] | None = None  # the damaged row group that was
         self._damage: DamagedColdFileError | None = None  # of the row group that is to be passed over now
@@ -174,8 +179,8 @@ class SegmentFollower:
     async def run(self) -> bool:
         """Fetch until the segment's end: True; False if it was empty and recovery removed it.
 
-        Raises ReadError after GIVE_UP_S of failures, or soon where the nodes and this client refuse each other; the
-        owner's errors, DigestError for a damaged entry, and DamagedColdFileError.
+        Raises ReadError after GIVE_UP_S of failures, or REFUSED_S where the nodes and this client refuse each other;
+        the owner's errors, DigestError for a damaged entry, and DamagedColdFileError.
         """
         while True:
             try:
@@ -392,19 +397,25 @@ class SegmentFollower:
         """
         if isinstance(error, MetadataUnavailableError) and self._services.store.state is SessionState.CLOSED:
             raise error
-        loop = asyncio.get_running_loop()
+        now = asyncio.get_running_loop().time()
         if not self._failures:
-            self._failing_since, self._refused = loop.time(), 0
+            self._failing_since, self._refused = now, 0
         self._failures += 1
-        self._refused = self._refused + 1 if certificate_refused(error) else 0
-        if self._refused >= REFUSED_IN_A_ROW:
+        if not certificate_refused(error):
+            self._refused = 0
+        elif not self._refused:
+            self._refused_since, self._refused = now, 1
+        else:
+            self._refused += 1
+        if self._refused >= REFUSED_IN_A_ROW and now - self._refused_since >= REFUSED_S:
             raise ReadError(
-                f"segment {self._segment.lssn} cannot be read: the storage nodes that have it and this client do not "
-                f"take each other's certificates, which does not pass by itself: {error.message}",
+                f"segment {self._segment.lssn} cannot be read: the storage nodes that have it and this client have not "
+                f"taken each other's certificates for {REFUSED_S:.0f} s, which does not pass by itself: "
+                f"{error.message}",
                 dlsn=DLSN(self._segment.lssn, self.next_entry, 0),
                 advice=error.advice or REFUSED_ADVICE,
             ) from error
-        if loop.time() - self._failing_since > GIVE_UP_S:
+        if now - self._failing_since > GIVE_UP_S:
             raise ReadError(
                 f"segment {self._segment.lssn} could not be read for {GIVE_UP_S:.0f} s: {error}",
                 dlsn=DLSN(self._segment.lssn, self.next_entry, 0),

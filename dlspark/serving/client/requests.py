@@ -18,15 +18,18 @@ again while an attempt is in doubt: it ends, with an unknown outcome. One that m
 refusal all the same, the outcome is unknown, unless none of its attempts is in doubt.
 
 Bounds: `maxRedirects` attempts after the first, `requestTimeoutMs` for the whole way. A host that was asked before is
-asked again only after a back-off, and when no other is left. Where all that could be reached take no proof of this
+asked again only after a back-off, and when no other is left. Where proxies answer again and again that they take no
+requests, the back-offs become longer. Where all that could be reached take no proof of this
 client's, or show none that is good, the way ends at once, for that does not pass by itself; so it does where the others
 name such a proxy as the owner. Proxies that name each other as owners are asked alternately, each time after a
 back-off, until one of the bounds is reached. A read proxy that has its share of logs sends a read to another one: that
-counts for no attempt, or a bound of loads would make a log unreadable.
+counts for no attempt, or a bound of loads would make a log unreadable. For the same reason it is asked again where that
+one takes no proof: it hears that the other was tried, and serves the log then.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -57,10 +60,12 @@ from dlspark.serving.protocol.operations import (
     Refusal,
     ReleaseStream,
     RequestContext,
+    StatusCode,
     WriteRecords,
 )
 from dlspark.serving.routing.hosts import Route, address_of, is_address
 from metadata.foundation.errors import check
+from metadata.foundation.pacing import Pauses
 from storage_node.protocol.tables import Reaction, parse_table
 
 MOST_SENT_ON: Final = 2
@@ -70,6 +75,12 @@ MAX_TRIED_HOSTS: Final = 64
 REQUEST_TIMEOUT_MS: Final = 60_000
 """How long a request may take, all its attempts together, unless something else is said."""
 BACKOFF_START_MS: Final = 25
+SOON_AGAIN: Final = 4
+"""Back-offs of the usual length behind proxies that take no requests: one that stops, or starts, soon takes them, or
+another does. Where it cannot read its rules of access, say, that may last, and all its clients come again and again."""
+UNAVAILABLE_FIRST_S: Final = 0.2
+UNAVAILABLE_LONGEST_S: Final = 1.0
+"""The first back-off behind those, and the longest; drawn at random, or they would all come at the same time."""
 
 
 class Cancellable(Protocol):
@@ -184,6 +195,7 @@ class RoutedRequest:
         limits: how long, and how often, it is tried.
         timeout_ms: instead of the limits' time; below 0: no bound.
         checksum: instead of the request's own.
+        rng: draws how long the longer back-offs are; None: one of its own.
     """
 
     def __init__(
@@ -195,6 +207,7 @@ class RoutedRequest:
         *,
         timeout_ms: int | None = None,
         checksum: int | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         self.state = RequestState.NEW
         self.deadline: float | None = None
@@ -226,6 +239,10 @@ class RoutedRequest:
         """How often a read was sent on, up to `MOST_SENT_ON`."""
         self._unreached: list[str] = []
         """Hosts that were named for a read, and not asked: they could not be reached not long ago."""
+        self._rng = rng
+        self._unavailable = 0
+        """Back-offs behind a proxy that said that it takes no requests."""
+        self._longer: Pauses | None = None
 
     @property
     def attempts(self) -> int:
@@ -362,8 +379,12 @@ class RoutedRequest:
                         # with each log, say that it was tried: the proxy that named it serves the log then.
                         self._unreached.append(owner)
                         return self._go(address, now)
-                self._named[address] = owner
-                if owner in self._unproven:
+                refused = owner in self._unproven
+                # A read that was sent on is not lost with the proxy that was named: asked again, and told that this one
+                # was tried, the proxy that named it serves the log itself. It counts only where it does not.
+                if refused or not isinstance(self._request, ReadBatch):
+                    self._named[address] = owner
+                if refused:
                     # It would say the same again. Another host may name another owner; where none does, that is final.
                     return self._next(now)
                 self._ownerships.learn(stream, owner)
@@ -417,8 +438,20 @@ class RoutedRequest:
             return self._too_often()
         self.state = RequestState.PAUSED
         self._target = target
+        return BackOff(self._back_off_s())
+
+    def _back_off_s(self) -> float:
         tries = max(len(self._attempts), 1)
-        return BackOff(min(self._limits.backoff_max_ms, tries * self._limits.backoff_start_ms) / 1000)
+        usual_s = min(self._limits.backoff_max_ms, tries * self._limits.backoff_start_ms) / 1000
+        last = self._last
+        if last is None or last.code is not StatusCode.SERVICE_UNAVAILABLE or last.reason is Reason.PROXY_UNREACHABLE:
+            return usual_s  # one that cannot be reached loses nothing by being dialled
+        self._unavailable += 1
+        if self._unavailable <= SOON_AGAIN:
+            return usual_s
+        if self._longer is None:
+            self._longer = Pauses(UNAVAILABLE_FIRST_S, UNAVAILABLE_LONGEST_S, self._rng or random.Random())
+        return max(usual_s, self._longer.take_s())
 
     def _ask(self, address: str, now: float) -> Effect:
         if self.deadline is not None and now >= self.deadline:

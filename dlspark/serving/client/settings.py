@@ -153,7 +153,12 @@ class ThinClientSettings:
         section="Redirects",
     )
     redirect_backoff_max_ms: int = setting(
-        WHOLE, _RETRIES.backoff_max_ms, "redirectBackoffMaxMs", "The longest back-off in milliseconds", minimum=1
+        WHOLE,
+        _RETRIES.backoff_max_ms,
+        "redirectBackoffMaxMs",
+        "The longest back-off in milliseconds. Behind proxies that say again and again that they take no requests it "
+        "is up to a second",
+        minimum=1,
     )
     max_redirects: int = setting(
         WHOLE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
@@ -22,6 +23,7 @@ from dlspark.serving.client.ownership import OwnershipCache
 from dlspark.serving.client.requests import (
     MAX_TRIED_HOSTS,
     REQUEST_TABLE,
+    SOON_AGAIN,
     AskHost,
     BackOff,
     Effect,
@@ -38,6 +40,7 @@ from dlspark.serving.protocol.operations import (
     BeginEpoch,
     CreateStream,
     DeleteStream,
+    Delivery,
     Done,
     FindOwner,
     Heartbeat,
@@ -45,6 +48,7 @@ from dlspark.serving.protocol.operations import (
     OwnerFound,
     ProducerStamp,
     ReadBatch,
+    ReadForm,
     ReadFrom,
     Reason,
     Refusal,
@@ -67,6 +71,7 @@ READ = ReadBatch("s", ReadFrom.OLDEST)
 WRITE = WriteRecords("s", (b"x",))
 STAMPED = WriteRecords("s", (b"x",), stamp=ProducerStamp("p", 0, 0))
 RECEIPT = WriteReceipt(DLSN(1, 0, 0), 1)
+DELIVERY = Delivery(ReadForm.ENTRIES, DLSN(1, 0, 0))
 UNAVAILABLE = Refusal(StatusCode.STREAM_UNAVAILABLE, "failed lately")
 LIMITS = RetryLimits(request_timeout_ms=1_000)
 
@@ -103,12 +108,13 @@ class Way:
         hosts: tuple[str, ...] = ("a:1", "b:1", "c:1"),
         owner: str | None = "a:1",
         route: Route | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         self.route = route if route is not None else ServerOrder(ProxyHost(one) for one in hosts)
         self.owners = OwnershipCache()
         if owner is not None:
             self.owners.learn("s", owner)
-        self.way = RoutedRequest(request, self.route, self.owners, limits)
+        self.way = RoutedRequest(request, self.route, self.owners, limits, rng=rng)
         self.now = 100.0
         self.effect: Effect | None = self.way.begin(self.now)
 
@@ -335,6 +341,35 @@ def test_an_unavailable_host_loses_all_its_streams_and_a_refused_stream_only_its
     assert way.owners.owner("t") is None
 
 
+def test_proxies_that_take_no_requests_are_asked_less_and_less_often_and_not_all_clients_come_at_once() -> None:
+    def pauses(refusal: Refusal, seed: int) -> list[float]:
+        route = ServerOrder([ProxyHost("a:1")])
+        way = Way(limits=RetryLimits(request_timeout_ms=-1), route=route, rng=random.Random(seed))
+        found = []
+        for _ in range(12):
+            way.answer(refusal)
+            assert isinstance(way.effect, BackOff)
+            found.append(way.effect.seconds)
+            way.resume()
+        return found
+
+    unavailable = Refusal(StatusCode.SERVICE_UNAVAILABLE, "no rules can be read")
+    first, other = pauses(unavailable, 1), pauses(unavailable, 2)
+    assert first[:SOON_AGAIN] == other[:SOON_AGAIN] == [0.025, 0.05, 0.075, 0.1]
+    assert all(0.5 <= pause <= 1.0 for pause in (*first[SOON_AGAIN + 3 :], *other[SOON_AGAIN + 3 :]))
+    assert len({*first[SOON_AGAIN:], *other[SOON_AGAIN:]}) > 8, "they are drawn"
+    assert max(pauses(UNAVAILABLE, 1)) == 0.1, "the log alone is not to be had there"
+
+
+def test_a_proxy_that_cannot_be_reached_is_dialled_as_often_as_before() -> None:
+    way = Way(limits=RetryLimits(request_timeout_ms=-1), hosts=("a:1",))
+    for _ in range(12):
+        way.fail(sent=False)
+        assert isinstance(way.effect, BackOff)
+        assert way.effect.seconds <= 0.1
+        way.resume()
+
+
 def test_when_all_hosts_were_asked_they_are_asked_again() -> None:
     way = Way()
     asked = [way.asked.address]
@@ -460,6 +495,34 @@ def test_another_owner_that_a_proxy_names_is_asked_though_the_first_took_no_proo
     assert way.asked.address == "c:1"
     assert way.answer(found("d:1")).asked.address == "d:1"
     assert way.answer(RECEIPT).finished == Finished(RECEIPT)
+
+
+@pytest.mark.parametrize("ring", [False, True])
+def test_a_read_that_was_sent_to_a_proxy_that_takes_no_proof_is_served_by_the_one_that_sent_it(ring: bool) -> None:
+    hosts = ("a:1", "b:1")
+    way = Way(READ, hosts=hosts, route=BoundedRing([ProxyHost(one) for one in hosts]) if ring else None)
+    way = unproven(way.answer(found("b:1"))).resume()
+    assert way.asked.address == "a:1"
+    assert way.asked.request.context.tried_hosts == ("b:1", "a:1"), "so it hears that b was tried, and serves the log"
+    way.effect = way.way.answered(way.asked.attempt, DELIVERY, way.now)
+    assert way.finished == Finished(DELIVERY)
+
+
+def test_a_read_that_a_proxy_sends_on_though_it_heard_that_the_other_was_tried_ends() -> None:
+    way = unproven(Way(READ, hosts=("a:1", "b:1")).answer(found("b:1")))
+    asked = []
+    while not isinstance(way.effect, Finished):
+        way = way if isinstance(way.effect, AskHost) else way.resume()
+        asked.append(way.asked.address)
+        way = way.answer(found("b:1")) if way.asked.address == "a:1" else unproven(way)
+    assert asked == ["a:1", "a:1", "b:1"]
+    assert way.finished == Finished(UNPROVEN)
+
+
+def test_a_read_that_was_sent_to_a_proxy_that_takes_no_proof_asks_a_third_one_first() -> None:
+    way = unproven(Way(READ, hosts=("a:1", "b:1", "c:1")).answer(found("b:1")))
+    assert way.asked.address == "c:1"
+    assert way.asked.request.context.tried_hosts == ("b:1", "a:1")
 
 
 def test_an_earlier_doubt_is_not_forgotten_over_a_proof_that_is_not_taken() -> None:

@@ -12,14 +12,19 @@ from helpers.worlds.model_cluster import FAST, ModelCluster
 
 from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError, NoNodeError
+from storage_node.client.entering import ClientSecurity, LinkProof
 from storage_node.client.reader import ReplicaReader
 from storage_node.client.writer import LedgerWriter
+from storage_node.edge import FrameHandler, Link, Network
 from storage_node.errors import (
+    REFUSED_ADVICE,
     BookieUnreachableError,
     DigestError,
     LedgerClosedError,
     NoSuchLedgerError,
     RequestTimeoutError,
+    SecureConnectionError,
+    certificate_refused,
 )
 from storage_node.protocol.digests import EntryDigest
 from storage_node.protocol.values import ReadRequest
@@ -225,6 +230,60 @@ async def test_a_lac_read_needs_answers_that_cover_every_write_set() -> None:
         b.corrupt = True
         with pytest.raises((RequestTimeoutError, DigestError), match="too few storage nodes"):
             await reader.read_last_confirmed()
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, refused: set[str], *, advice: str | None) -> None:
+    """Have these nodes refuse the certificates of all connections that are made from now on."""
+    connected = ClientSecurity.connect
+
+    async def connect(
+        security: ClientSecurity,
+        network: Network,
+        host: str,
+        port: int,
+        handler: FrameHandler,
+        *,
+        timeout_ms: int,
+        node: str,
+    ) -> tuple[Link, LinkProof]:
+        if node in refused:
+            error = SecureConnectionError("the peer refuses this side's certificate", advice=advice, node=node)
+            error.refused = True
+            raise error
+        return await connected(security, network, host, port, handler, timeout_ms=timeout_ms, node=node)
+
+    monkeypatch.setattr(ClientSecurity, "connect", connect)
+
+
+@pytest.mark.parametrize("others", ["down", "refusing"])
+@virtual_time
+async def test_a_lac_that_one_node_gives_and_others_refuse_is_not_said_to_be_refused_for_good(
+    monkeypatch: pytest.MonkeyPatch, others: str
+) -> None:
+    async with ModelCluster(3) as cluster:
+        writer = await written(cluster, 5, close=False)
+        bookies = writer.metadata.last_ensemble.bookies
+        if others == "down":
+            cluster.bookies[bookies[1]].kill()
+        refusing(monkeypatch, set(bookies[2:] if others == "down" else bookies[1:]), advice=None)
+        with pytest.raises(BookieUnreachableError, match="too few storage nodes") as caught:
+            await cluster.client().open(writer.ledger_id, recover=False)
+        assert not certificate_refused(caught.value)
+        assert (caught.value.advice == REFUSED_ADVICE) == (others == "refusing")
+
+
+@pytest.mark.parametrize("advice", [None, "Look here"])
+@virtual_time
+async def test_a_lac_that_every_node_refuses_says_so_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, advice: str | None
+) -> None:
+    async with ModelCluster(3) as cluster:
+        writer = await written(cluster, 5, close=False)
+        refusing(monkeypatch, set(writer.metadata.last_ensemble.bookies), advice=advice)
+        with pytest.raises(SecureConnectionError, match="refuses this side's certificate") as caught:
+            await cluster.client().open(writer.ledger_id, recover=False)
+        assert certificate_refused(caught.value)
+        assert caught.value.advice == (advice or REFUSED_ADVICE)
 
 
 @virtual_time

@@ -113,10 +113,35 @@ def test_answers_that_are_not_definite_do_not_settle_the_lac(error: DistributedL
     assert read.error is error
 
 
-def test_a_wrong_password_ends_a_lac_read_at_once() -> None:
+@pytest.mark.parametrize("before", [[], [TIMEOUT], [DOWN]])
+def test_a_wrong_password_ends_a_lac_read_at_once(before: list[DistributedLogError]) -> None:
     read = LacRead(3, 3, 2)
+    for index, error in enumerate(before):
+        read.failed(index, error)
     read.failed(1, UnauthorizedAccessError("no"))
     assert read.failed_for_good
+
+
+@pytest.mark.parametrize("errors", [[DOWN, REFUSED], [REFUSED, DOWN], [DOWN, REFUSED_LATE]])
+def test_a_lac_that_one_bookie_refuses_and_another_cannot_give_is_not_refused(
+    errors: list[DistributedLogError],
+) -> None:
+    read = LacRead(3, 3, 2)
+    read.answered(0, 4)
+    for index, error in enumerate(errors, 1):
+        read.failed(index, error)
+    assert read.failed_for_good
+    assert read.error is DOWN
+    assert not read.refused_by_all
+
+
+def test_a_lac_is_refused_where_every_bookie_refuses_it() -> None:
+    read = LacRead(3, 3, 2)
+    for index, error in enumerate((REFUSED, REFUSED_LATE, REFUSED)):
+        assert not read.refused_by_all
+        read.failed(index, error)
+    assert read.failed_for_good
+    assert read.refused_by_all
 
 
 def test_a_long_poll_begins_where_the_add_behind_the_entry_goes() -> None:
