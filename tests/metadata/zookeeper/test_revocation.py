@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +50,50 @@ class Keeper:
     async def refused(self, tls: FixedTls) -> None:
         with pytest.raises(MetadataUnavailableError, match="the server refuses this process's certificate"):
             await asyncio.wait_for(self.connect(tls), 60)
+
+
+class DeafClient:
+    """Speaks to a server, with a session, and reads none of the answers."""
+
+    def __init__(self, address: str, context: ssl.SSLContext) -> None:
+        host, port = address.rsplit(":", 1)
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        raw.connect((host, int(port)))
+        self._socket = context.wrap_socket(raw, server_hostname=host)
+        self._said = 0
+        self._frame(struct.pack(">iqiq", 0, 0, 60_000, 0) + _of_length(bytes(16)) + b"\0")
+        length = struct.unpack(">i", self._socket.recv(4))[0]
+        while length > 0:
+            length -= len(self._socket.recv(length))
+
+    def get(self, path: str) -> None:
+        self._request(4, _of_length(path.encode()) + b"\0")
+
+    def create(self, path: str) -> None:
+        everyone = struct.pack(">ii", 1, 31) + _of_length(b"world") + _of_length(b"anyone")
+        self._request(1, _of_length(path.encode()) + _of_length(b"") + everyone + struct.pack(">i", 0))
+
+    def is_cut_off(self) -> bool:
+        try:
+            self._frame(struct.pack(">ii", -2, 11))
+        except OSError:
+            return True
+        return False
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _request(self, kind: int, content: bytes) -> None:
+        self._said += 1
+        self._frame(struct.pack(">ii", self._said, kind) + content)
+
+    def _frame(self, content: bytes) -> None:
+        self._socket.sendall(_of_length(content))
+
+
+def _of_length(content: bytes) -> bytes:
+    return struct.pack(">i", len(content)) + content
 
 
 @pytest.fixture
@@ -95,6 +142,26 @@ async def test_a_revoked_client_is_ended_and_cannot_return_whatever_becomes_of_t
     await newcomer.get("/")
     for store in (thief, other, newcomer):
         await store.close()
+
+
+async def test_a_revoked_client_that_reads_no_answers_is_not_heard_any_more(keeper: Keeper) -> None:
+    other = await keeper.connect(keeper.other_tls)
+    await other.create("/large", bytes(500_000))
+    thief = DeafClient(keeper.server.address, keeper.thief_tls.context)
+    thief.create("/before")
+    for _ in range(20):  # more than lies in sockets between them
+        thief.get("/large")
+    await until(lambda: other.exists("/before"))
+    keeper.lists(keeper.authority.revoke(keeper.thief))
+    await until(lambda: "ended the connection of CN=thief,OU=client" in keeper.log())
+    try:
+        thief.create("/after")
+    except OSError:
+        pass  # it is cut off already
+    await until(thief.is_cut_off)
+    assert await other.exists("/after") is None
+    thief.close()
+    await other.close()
 
 
 async def test_where_there_is_a_list_each_authority_needs_one(keeper: Keeper) -> None:

@@ -52,19 +52,23 @@ final class Judge {
 
     private final X509ExtendedTrustManager manager;
     private final Set<TrustAnchor> anchors;
+    private final KeyStore trusted;
     private final List<X509CRL> lists;
     private final String unread;
 
-    private Judge(X509ExtendedTrustManager manager, Set<TrustAnchor> anchors, List<X509CRL> lists, String unread) {
+    private Judge(
+            X509ExtendedTrustManager manager, Set<TrustAnchor> anchors, KeyStore trusted, List<X509CRL> lists,
+            String unread) {
         this.manager = manager;
         this.anchors = anchors;
+        this.trusted = trusted;
         this.lists = lists;
         this.unread = unread;
     }
 
     /** Returns one that refuses everybody, since files could never be read. */
     static Judge ofNobody(String unread) {
-        return new Judge(null, Collections.emptySet(), null, unread);
+        return new Judge(null, Collections.emptySet(), null, null, unread);
     }
 
     /** Returns one for the authorities in a store. <code>lists</code>: null means that none are looked at. */
@@ -75,10 +79,16 @@ final class Judge {
         factory.init(new CertPathTrustManagerParameters(parameters));
         for (TrustManager one : factory.getTrustManagers()) {
             if (one instanceof X509ExtendedTrustManager) {
-                return new Judge((X509ExtendedTrustManager) one, parameters.getTrustAnchors(), lists, null);
+                return new Judge(
+                    (X509ExtendedTrustManager) one, parameters.getTrustAnchors(), trusted, lists, null);
             }
         }
         throw new GeneralSecurityException("Java has no trust manager for PKIX");
+    }
+
+    /** Returns whether it was made from other things than these. */
+    boolean isOfOther(KeyStore authorities, List<X509CRL> newest) {
+        return trusted != authorities || lists != newest;
     }
 
     X509Certificate[] acceptedIssuers() {

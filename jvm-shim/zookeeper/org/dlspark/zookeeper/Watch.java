@@ -37,6 +37,7 @@ final class Watch {
         private final X509Certificate[] chain;
         private Judge judge;
         private long nextEnd;
+        private boolean ended;
 
         private Judged(X509Certificate[] chain, Judge judge) {
             this.chain = chain;
@@ -108,12 +109,14 @@ final class Watch {
             keyManager = keys.value();
         }
         keyTrouble = String.valueOf(keys.trouble());
-        boolean changed = authorities.look(report) | lists.look(report);
+        authorities.look(report);
+        lists.look(report);
         if (!authorities.wasRead()) {
             judge = Judge.ofNobody("the trust store: " + authorities.trouble());
         } else if (!lists.wasRead() && !lists.isAbsent()) {
             judge = Judge.ofNobody("the file of revocation lists: " + lists.trouble());
-        } else if (changed) {
+        } else if (judge.isOfOther(authorities.value(), lists.value())) {
+            // By what it was made from: should this fail, the next look tries it again.
             try {
                 judge = Judge.of(authorities.value(), lists.value());
             } catch (GeneralSecurityException failed) {
@@ -128,18 +131,43 @@ final class Watch {
         for (Map.Entry<ServerCnxn, Judged> one : due(newest)) {
             ServerCnxn connection = one.getKey();
             Judged judged = one.getValue();
+            if (judged.ended) {
+                close(connection);
+                continue;
+            }
+            String why;
             try {
                 newest.check(judged.chain);
                 judged.by(newest);
+                continue;
             } catch (CertificateException refused) {
-                report.warn("ended the connection of " + Report.subject(judged.chain) + " from "
-                    + connection.getRemoteSocketAddress() + ", session 0x" + Long.toHexString(connection.getSessionId())
-                    + ": " + Report.reason(refused));
-                connection.close(ServerCnxn.DisconnectReason.CONNECTION_CLOSE_FORCED);
+                why = Report.reason(refused);
+            } catch (RuntimeException failed) {
+                // Of one connection; the others are looked at all the same.
+                why = "it cannot be judged: " + failed;
             }
+            judged.ended = true;
+            report.warn("ended the connection of " + Report.subject(judged.chain) + " from "
+                + connection.getRemoteSocketAddress() + ", session 0x" + Long.toHexString(connection.getSessionId())
+                + ": " + why);
+            close(connection);
         }
     }
 
+    /**
+     * Ends a connection. ZooKeeper's first close waits until all answers are sent, for which a client that reads nothing
+     * lets it wait, and serves what comes meanwhile. Of an invalid one it drops that, and the next close waits no more.
+     */
+    private void close(ServerCnxn connection) {
+        try {
+            connection.setInvalid();
+            connection.close(ServerCnxn.DisconnectReason.CONNECTION_CLOSE_FORCED);
+        } catch (RuntimeException failed) {
+            report.warn("a connection could not be closed, which is tried again: " + failed);
+        }
+    }
+
+    /** Returns the connections whose judgement may be another one now, and those that should be closed and are not. */
     private List<Map.Entry<ServerCnxn, Judged>> due(Judge newest) {
         long now = System.currentTimeMillis();
         List<Map.Entry<ServerCnxn, Judged>> found = new ArrayList<>();
@@ -147,10 +175,12 @@ final class Watch {
             Iterator<Map.Entry<ServerCnxn, Judged>> all = open.entrySet().iterator();
             while (all.hasNext()) {
                 Map.Entry<ServerCnxn, Judged> one = all.next();
-                if (one.getKey().isStale()) {
+                Judged judged = one.getValue();
+                // A stale one may still be open, and heard. One that is closed is interested in nothing.
+                if (one.getKey().isStale() && one.getKey().getInterestOps() == 0) {
                     all.remove();
-                } else if (one.getValue().judge != newest || one.getValue().nextEnd <= now) {
-                    found.add(Map.entry(one.getKey(), one.getValue()));
+                } else if (judged.ended || judged.judge != newest || judged.nextEnd <= now) {
+                    found.add(Map.entry(one.getKey(), judged));
                 }
             }
         }
