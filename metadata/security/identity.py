@@ -9,7 +9,8 @@ A generation is made from one consistent reading, or not at all. Files are read 
 a pair, though somebody exchanges them at that moment. A reading that fails (half-written, a key of another certificate,
 a list that is gone, no descriptor left) leaves the generation as it is, with one warning, and each look tries again;
 the old files' contents hold until they expire. At the start there is no old generation: then it is an error, and the
-process does not start.
+process does not start. Of several revocation lists one may have ended: the file is taken over for the others' sake, and
+what the authority of that one has signed is refused. Where all have ended, it is a reading that fails.
 
 Contexts of a generation are never changed, only replaced: a connection keeps what it was made with, and `judge` says
 whether its peer is still good.
@@ -273,6 +274,7 @@ class TlsIdentity:
                 return False
             self._warned = ""
             if changed:
+                self._warn_of_end()  # a list in it may have ended before it came
                 logger.info("certificates were read again: generation %d%s", self.generation, self._until())
             return changed
 
@@ -468,14 +470,19 @@ class TlsIdentity:
             except ValueError as error:
                 raise file_error(self.files.revoked, f"a revocation list in it cannot be read: {error}") from error
         lists = lists_in_force(read, authorities)
-        for one in lists if content != before else ():
-            if one.next_update_s is not None and self._clock() >= one.next_update_s:
-                raise file_error(
-                    self.files.revoked,
-                    f"the revocation list of {one.issuer_text} ended at {moment_text(one.next_update_s)}",
-                    "Fetch the authority's new list (dlspark tls renew makes one)",
-                )
+        ended = [one for one in lists if self._has_ended(one)]
+        # One that has ended keeps none of the others out: what its authority has signed is refused, each time anew
+        # (`judge`, and OpenSSL in handshakes). Where all have, the file says nothing that could count.
+        if content != before and len(ended) == len(lists):
+            raise file_error(
+                self.files.revoked,
+                "; ".join(_end_text(one, "ended") for one in ended),
+                "Fetch the authority's new list (dlspark tls renew makes one)",
+            )
         return lists
+
+    def _has_ended(self, one: RevocationList) -> bool:
+        return one.next_update_s is not None and self._clock() >= one.next_update_s
 
     def _context(self, material: TlsMaterial, kind: int) -> ssl.SSLContext:
         context = ssl.SSLContext(kind)
@@ -520,25 +527,35 @@ class TlsIdentity:
                 raise file_error(self.files.revoked, f"it cannot be used: {openssl_reason(error)}") from error
 
     def endings(self) -> list[str]:
-        """Return what of this identity ends soon, and with it every connection, in words."""
+        """Return what of this identity ends soon, and with it connections, or has ended, in words."""
         now, own = self._clock(), self._current.own
         found: list[str] = []
         if own is not None and own.ends_soon(now):
-            found.append(f"the certificate of {own.subject_text} ends at {moment_text(own.not_after_s)}")
+            found.append(
+                f"the certificate of {own.subject_text} ends at {moment_text(own.not_after_s)}, and nobody is let in"
+                " any more then"
+            )
         for one in self._current.lists or ():
-            if one.ends_soon(now) and one.next_update_s is not None:
-                found.append(f"the revocation list of {one.issuer_text} ends at {moment_text(one.next_update_s)}")
+            if self._has_ended(one):
+                found.append(f"{_end_text(one, 'ended')}: what that authority has signed is refused")
+            elif one.ends_soon(now):
+                found.append(f"{_end_text(one, 'ends')}: what that authority has signed is refused then")
         return found
 
     def _warn_of_end(self) -> None:
         for said in self.endings():
             if said not in self._warned_of_end:
                 self._warned_of_end.add(said)
-                logger.warning("%s, and nobody is let in any more then; renew it: dlspark tls renew", said)
+                logger.warning("%s; renew it: dlspark tls renew", said)
 
     def _until(self) -> str:
         own = self._current.own
         return "" if own is None else f", {own.subject_text} until {moment_text(own.not_after_s)}"
+
+
+def _end_text(one: RevocationList, verb: str) -> str:
+    end = "" if one.next_update_s is None else f" at {moment_text(one.next_update_s)}"
+    return f"the revocation list of {one.issuer_text} {verb}{end}"
 
 
 def _as_believed(facts: CertificateFacts) -> CertificateFacts:

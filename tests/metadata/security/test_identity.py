@@ -264,6 +264,49 @@ def test_a_list_that_has_ended_lets_nobody_in(tmp_path: Path, authority: MintedA
         shake_hands(late.server_context(), late.client_context())
 
 
+def test_a_list_that_has_ended_keeps_no_other_authority_s_list_out(
+    tmp_path: Path, authority: MintedAuthority, good: MintedPair, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = MintedAuthority("other")
+    bad, fine, theirs = other.issue("bad"), other.issue("fine", hosts=["localhost"]), good
+    both = authority.pem + other.pem
+    folder = write_folder(tmp_path / "one", fine, both, authority.revoke() + other.revoke())
+    running = TlsIdentity(TlsFiles.of_folder(folder))
+    assert [running.judge(one.der) for one in (bad, fine, theirs)] == [None] * 3
+    ended = authority.revoke(begins=now() - 3 * DAY, ends=now() - DAY)
+    replace_file(folder / REVOKED_FILE, ended + other.revoke(bad))
+    assert running.refresh()
+    assert len(said(caplog)) == 1, "of the one that ended, once"
+    for ours in (running, TlsIdentity(running.files)):
+        assert ours.judge(bad.der) == "its authority, CN=other, has revoked it"
+        assert ours.judge(fine.der) is None
+        assert "the revocation list of CN=Authority of tests ended" in str(ours.judge(theirs.der))
+        shake_hands(ours.server_context(), ours.client_context())
+        for pair, why in ((bad, "revoked"), (theirs, "CRL has expired")):
+            with pytest.raises(ssl.SSLCertVerificationError, match=why):
+                shake_hands(ours.server_context(), client_of(tmp_path, pair, other))
+    assert "the revocation list of CN=Authority of tests ended" in said(caplog)[0]
+    assert "what that authority has signed is refused" in said(caplog)[0]
+    assert len(said(caplog)) == 2, "the second one has said it as well"
+    replace_file(folder / REVOKED_FILE, authority.revoke() + other.revoke(bad))
+    assert running.refresh()
+    assert running.judge(theirs.der) is None
+
+
+def test_a_file_whose_lists_have_all_ended_is_not_taken_over(
+    tmp_path: Path, authority: MintedAuthority, good: MintedPair, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = authority.issue("bad")
+    folder = write_folder(tmp_path / "one", good, authority.pem, authority.revoke(bad))
+    ours = TlsIdentity(TlsFiles.of_folder(folder))
+    replace_file(folder / REVOKED_FILE, authority.revoke(begins=now() - 3 * DAY, ends=now() - DAY))
+    assert not ours.refresh()
+    assert "the old ones stay in use" in caplog.text
+    assert "the revocation list of CN=Authority of tests ended" in caplog.text
+    assert ours.judge(good.der) is None
+    assert "has revoked it" in str(ours.judge(bad.der))
+
+
 def test_a_forged_list_lets_nobody_in(tmp_path: Path, authority: MintedAuthority, good: MintedPair) -> None:
     ours = identity(tmp_path / "one", good, authority, authority.revoke(signed_by=MintedAuthority()))
     with pytest.raises(ssl.SSLCertVerificationError, match="CRL signature failure"):
@@ -607,4 +650,5 @@ def test_what_ends_soon_is_warned_of_once(
     ours.refresh()
     ours.refresh()
     assert "the certificate of CN=node-1 ends" in caplog.text
-    assert len(said(caplog)) == 2
+    assert "the revocation list of CN=Authority of tests ended" in caplog.text
+    assert len(said(caplog)) == 3
