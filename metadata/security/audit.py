@@ -24,9 +24,11 @@ Fault model. A disk that is full or fails: what is queued stays queued and is tr
 batch was written is taken back, and the process's own log says so once. `failure` says why meanwhile. With
 `auditLogFailure=refuse` whoever allows things asks `refuses` first, and allows nothing while it is set: at most what
 was queued since the failure was allowed without being on disk, and it is written once the disk takes it. With `count`,
-the default, work goes on; once the queue is full as well, notes are counted. A file that cannot be opened at the start
-is an error. A last line that was cut off by a crash stays as it is, and the next one begins on a line of its own. Two
-processes never write one trail: the second one is refused (a lock beside it, `audit.log.lock`).
+the default, work goes on; once the queue is full as well, notes are counted. A file that is removed, moved or cut
+meanwhile is noticed before the next lines: they go into a new one in its place, or where its folder is gone as well,
+they wait, as above. A file that cannot be opened at the start is an error. A last line that was cut off by a crash
+stays as it is, and the next one begins on a line of its own. Two processes never write one trail: the second one is
+refused (a lock beside it, `audit.log.lock`).
 """
 
 from __future__ import annotations
@@ -493,6 +495,7 @@ class RotatedFile:
 
     def write(self, lines: deque[bytes]) -> None:
         """Append lines and sync them; those that are on disk are taken out of `lines`. Raises OSError."""
+        self._look()
         while lines:
             if self._fd is None:
                 self._open()
@@ -510,6 +513,20 @@ class RotatedFile:
             self._append(fd, b"".join(part))
             for _ in part:
                 lines.popleft()
+
+    def _look(self) -> None:
+        """Leave a file that its name leads to no more: nobody would find what was written there. Raises OSError."""
+        if self._fd is None:
+            return
+        mine = os.fstat(self._fd)
+        if not os.path.lexists(self._path) or not os.path.samestat(mine, os.lstat(self._path)):
+            _LOG.warning("somebody has removed or moved the audit trail %s; it goes on in a new file there", self._path)
+            os.close(self._fd)
+            self._fd = None
+        elif mine.st_size != self._size:
+            if mine.st_size < self._size:
+                _LOG.warning("somebody has cut the audit trail %s to %d bytes", self._path, mine.st_size)
+            self._size = mine.st_size
 
     def _append(self, fd: int, data: bytes) -> None:
         try:

@@ -257,13 +257,24 @@ class CertificateAuthority:
     def refresh_lists(self) -> None:
         """Make the revocation list anew, for its next days, and put it into the folders beside.
 
-        Raises IdentityError.
+        Raises IdentityError, also for a folder that does not take it: all others have it then.
         """
         self._write_list()
+        failed: dict[str, IdentityError] = {}
         for name in self._names:
             folder = self.place / name
             if folder.is_dir():
-                write_private(folder.resolve() / REVOKED_FILE, self._lists_for(folder))
+                try:
+                    write_private(folder.resolve() / REVOKED_FILE, self._lists_for(folder))
+                except IdentityError as error:
+                    failed[name] = error
+        if failed:
+            first = next(iter(failed.values()))
+            raise IdentityError(
+                f"the list of what is revoked is in all folders but {', '.join(sorted(failed))}: {first.message}",
+                path=first.path,
+                advice=first.advice,
+            ) from first
 
     def certificate_pem(self) -> bytes:
         """Return the authority's own certificate. Raises IdentityError."""
@@ -344,7 +355,12 @@ class CertificateAuthority:
         """Return this authority's list and those of others in the folder."""
         mine = self._read(REVOKED_FILE)
         own = read_revocations(pem_blocks(mine)[0].body)
-        found = [(one.text, read_revocations(one.body)) for one in _blocks_in(folder / REVOKED_FILE, REVOCATIONS)]
+        place = folder / REVOKED_FILE
+        blocks = _blocks_in(place, REVOCATIONS)
+        try:
+            found = [(one.text, read_revocations(one.body)) for one in blocks]
+        except ValueError as error:
+            raise _kept_error(place, error) from error
         # A list of this authority from before may lack its key's number, and its name is no other one's.
         mine_too = {None, own.authority_key_id}
         others = [text for text, one in found if one.issuer != own.issuer or one.authority_key_id not in mine_too]
@@ -449,11 +465,15 @@ def _blocks_in(place: Path, label: str) -> list[PemBlock]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise IdentityError(
-            f"what is there cannot be read, and is kept: {error}",
-            path=str(place),
-            advice="Remove the file if only this authority is believed, and give the command again",
-        ) from error
+        raise _kept_error(place, error) from error
+
+
+def _kept_error(place: Path, error: Exception) -> IdentityError:
+    return IdentityError(
+        f"what is there cannot be read, and is kept: {error}",
+        path=str(place),
+        advice="Remove the file if only this authority is believed, and give the command again",
+    )
 
 
 def check_host(text: str) -> None:

@@ -445,7 +445,7 @@ def decode_content(
             # The bound is the entry's: many small sets could expand to as much as one large one.
             members = decode_record_set(body, dlsn, limit=max(MAX_EXPANDED_BYTES - expanded, 0))
             records += expand(header, members, dlsn, start_sequence_id)
-            expanded += sum(map(len, members))
+            expanded += expanded_bytes(body)  # with the lengths: payloads may be empty
             slot += len(members)
         else:
             count = record_set_count(body, dlsn)

@@ -19,7 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import declared_bytes, decode_content, entry_content, record_set_count
+from dlspark.core.codec.entries import (
+    RECORD_COST_BYTES,
+    declared_bytes,
+    decode_content,
+    entry_content,
+    record_set_count,
+)
 from dlspark.core.codec.record_chain import (
     OPAQUE_HEADER,
     RECORD_HEADER,
@@ -196,6 +202,7 @@ def decode_up_to(
     is about `max_bytes` (None: all).
 
     Whatever they expand to, no more is expanded than `max_bytes` and one entry, which may hold `MAX_EXPANDED_BYTES`.
+    What comes out of record sets counts RECORD_COST_BYTES besides its payload, which may be empty.
     """
     count = len(entries) if max_bytes is None else _declared_within(entries, enveloped, max_bytes)
     contents = [(e, entry_content(payload, enveloped, DLSN(lssn, e, 0))) for e, payload in entries[:count]]
@@ -298,6 +305,8 @@ class _ColumnCollector:
         self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._buffer, np.uint8)
         self.used = 0
         """Payload bytes so far."""
+        self._opened = 0
+        """Records of entries that were decoded one by one: those of record sets are among them."""
         self._end_of_stream: DLSN | None = None
         self._headers: list[npt.NDArray[np.void]] = []
         self._entry_ids: list[int] = []
@@ -307,7 +316,7 @@ class _ColumnCollector:
     def add(self, run: Run, max_bytes: int | None = None) -> int | None:
         """Decode one run, or as much of it as is needed for more than `max_bytes`; returns its first entry that is left
         out, None where all are in. Raises InvalidEntryError."""
-        if max_bytes is not None and self.used > max_bytes:
+        if self._is_full(max_bytes):
             return run.entry_ids[0]
         chain = find_chain(run)
         if chain is None:
@@ -326,6 +335,9 @@ class _ColumnCollector:
         else:
             self._take(_payloads(run.data, chain.starts))
         return None
+
+    def _is_full(self, max_bytes: int | None) -> bool:
+        return max_bytes is not None and self.used + self._opened * RECORD_COST_BYTES > max_bytes
 
     def finish(self) -> DecodedBatch:
         """Return everything added, as one batch."""
@@ -366,9 +378,10 @@ class _ColumnCollector:
     def _add_plain(self, run: Run, max_bytes: int | None) -> int | None:
         """Record by record: runs in which something ends the stream or is to be expanded."""
         for entry_id, content in zip(run.entry_ids, run.contents, strict=True):
-            if max_bytes is not None and self.used > max_bytes:
+            if self._is_full(max_bytes):
                 return entry_id
             records = decode_content(content, self._lssn, entry_id, self._start_sequence_id)
+            self._opened += len(records)
             for record in records:
                 if record.is_end_of_stream:
                     self._end_of_stream = self._end_of_stream or record.dlsn

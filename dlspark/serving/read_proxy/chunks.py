@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_entry
-from dlspark.core.codec.records import LogRecord
+from dlspark.core.codec.records import FLAG_RECORD_SET, LogRecord
 from dlspark.core.codec.vector_decoding import DecodedBatch, decode_up_to, entry_summary, record_rows, rows
 from dlspark.core.reading.reader import VECTOR_BYTES
 from dlspark.core.reading.reader_checks import GapCheck
@@ -45,6 +45,8 @@ from storage_node.protocol.frames import Buffer
 
 ARROW_ROW_BYTES = 80
 """What a row of `ROW_SCHEMA` takes besides payload and log name: six numbers, two offsets, a bit or two."""
+FEW_RECORDS = 1_024
+"""Of a short run with record sets, so many are made one by one."""
 CHUNK_OVERHEAD_BYTES = 512
 """What a kept chunk counts besides its parts."""
 
@@ -98,7 +100,7 @@ class OpenedEntry:
         if self._batch is not None and _identity(run[0]) == self._of:
             return self._batch, 1
         batch, taken = _columns(run, max_bytes)
-        if taken == 1 and batch.payload.nbytes > max_bytes:
+        if taken == 1 and batch.payload.nbytes + len(batch) * ARROW_ROW_BYTES > max_bytes:
             self._of, self._batch = _identity(run[0]), batch
         return batch, taken
 
@@ -169,17 +171,18 @@ class ChunkMaker:
     # ------------------------------------------------------------------ records and columns
 
     def _decoded(self, form: ReadForm, run: Sequence[RingEntry], start: DLSN) -> Chunk:
-        if sum(entry.content_bytes for entry in run) < VECTOR_BYTES:
-            return self._of_records(form, run, start)
-        return self._of_columns(form, run, start)
+        records = _few_records(run) if sum(entry.content_bytes for entry in run) < VECTOR_BYTES else None
+        if records is None:
+            return self._of_columns(form, run, start)
+        return self._of_records(form, run, start, records)
 
-    def _of_records(self, form: ReadForm, run: Sequence[RingEntry], start: DLSN) -> Chunk:
+    def _of_records(self, form: ReadForm, run: Sequence[RingEntry], start: DLSN, records: Sequence[LogRecord]) -> Chunk:
         """Record by record: quicker for the few records of a growing tail."""
         shown: list[LogRecord] = []
         size = 0
         numbers = self._numbers(run)
         end = failure = stop = None
-        for record in _all_records(run):
+        for record in records:
             if record.is_control or record.dlsn < start:
                 continue
             if record.is_end_of_stream:
@@ -266,12 +269,21 @@ class ChunkMaker:
             head = (segment.lssn, entry.entry_id, segment.first_ledger, entry.start_sequence_id, segment.version)
             parts.append(encode_stored(StoredEntry(*head, entry.payload, slot)))
             if summary.end_of_stream:
-                end = next(record.dlsn for record in _all_records([entry]) if record.is_end_of_stream)
+                end = next(record.dlsn for record in _records([entry], expand=False) if record.is_end_of_stream)
                 return _chunk(run, tuple(parts), end, first, numbers.last, end, None)
         return _chunk(run, tuple(parts), None, first, numbers.last, None, None)
 
 
-def _all_records(run: Sequence[RingEntry]) -> list[LogRecord]:
+def _few_records(run: Sequence[RingEntry]) -> list[LogRecord] | None:
+    """Return the records of a short run; None where its record sets hold more than FEW_RECORDS: a few hundred bytes can
+    be a hundred thousand of them, which are not to be made before it is known that they fit."""
+    found = _records(run, expand=False)
+    if not any(record.flags & FLAG_RECORD_SET for record in found):
+        return found
+    return _records(run, expand=True) if sum(record.slots for record in found) <= FEW_RECORDS else None
+
+
+def _records(run: Sequence[RingEntry], *, expand: bool) -> list[LogRecord]:
     return [
         record
         for entry in run
@@ -281,6 +293,7 @@ def _all_records(run: Sequence[RingEntry]) -> list[LogRecord]:
             entry_id=entry.entry_id,
             start_sequence_id=entry.start_sequence_id,
             enveloped=entry.segment.enveloped,
+            expand_record_sets=expand,
         )
     ]
 

@@ -7,10 +7,12 @@ import json
 import os
 import pickle
 import random
+import shutil
 import stat
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +294,79 @@ def test_a_full_disk_loses_nothing_and_says_so_once(
     assert [line["log"] for line in lines(tmp_path / "audit.log")] == ["before", "one", "two"]
     said = [record.levelname for record in caplog.records if "audit trail" in record.message]
     assert said == ["ERROR", "WARNING"]
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "another in its place"])
+def test_a_trail_that_is_taken_away_goes_on_where_it_is_looked_for(
+    opened: Opened, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    trail, place = opened(), tmp_path / "audit.log"
+    refuse(trail, log="before")
+    trail.flush()
+    if how == "moved":
+        place.rename(tmp_path / "audit.log.moved")
+    else:
+        place.unlink()
+    if how == "another in its place":
+        place.write_text("{}\n")
+        place.chmod(0o644)
+    refuse(trail, log="after")
+    trail.flush()
+    assert trail.failure is None
+    assert lines(place)[-1]["log"] == "after"
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600
+    assert any("removed or moved" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("refuse_unwritten", [False, True])
+def test_a_trail_whose_folder_is_removed_says_so_and_loses_no_note(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, refuse_unwritten: bool
+) -> None:
+    place = tmp_path / "trails" / "audit.log"
+    place.parent.mkdir()
+    with closing(AuditTrail(place, max_bytes=1 << 20, files=3, refuse_unwritten=refuse_unwritten)) as trail:
+        refuse(trail, log="before")
+        trail.flush()
+        shutil.rmtree(place.parent)
+        refuse(trail, log="after")
+        trail.flush()
+        failure = str(trail.failure)
+        assert "No such file or directory" in failure
+        assert trail.refuses == (failure if refuse_unwritten else None)
+        assert [record.levelname for record in caplog.records if "cannot be written" in record.message] == ["ERROR"]
+        place.parent.mkdir()
+        trail.flush()
+        assert trail.failure is None
+        assert [line["log"] for line in lines(place)] == ["after"]
+
+
+def test_a_trail_that_is_a_link_all_at_once_is_not_followed(opened: Opened, tmp_path: Path) -> None:
+    trail, place, others = opened(), tmp_path / "audit.log", tmp_path / "others"
+    others.write_text("theirs")
+    place.unlink()
+    place.symlink_to(others)
+    refuse(trail)
+    trail.flush()
+    assert trail.failure is not None
+    assert others.read_text() == "theirs"
+    place.unlink()
+
+
+def test_a_trail_that_is_cut_has_no_hole_where_the_disk_then_fails(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trail, place = opened(), tmp_path / "audit.log"
+    refuse(trail, log="before")
+    trail.flush()
+    os.truncate(place, 0)
+    disk = FullDisk(monkeypatch, takes=10)
+    refuse(trail, log="after")
+    trail.flush()
+    assert place.read_bytes() == b""
+    disk.full = False
+    trail.flush()
+    assert [line["log"] for line in lines(place)] == ["after"]
+    assert any("has cut the audit trail" in record.message for record in caplog.records)
 
 
 class FailingDisk:

@@ -192,6 +192,24 @@ def test_another_authority_in_a_folder_stays_believed(place: Path) -> None:
     assert "has revoked it" in str(node.judge(der(place, "writer")))
 
 
+@pytest.mark.parametrize("damage", ["a list that is none", "a folder in its place"])
+def test_a_folder_that_takes_no_list_keeps_no_revocation_from_the_others(place: Path, damage: str) -> None:
+    with CertificateAuthority.open_in(place) as authority:
+        authority.issue("proxy", ["proxy"], ["localhost"])
+    damaged = place / "node" / REVOKED_FILE  # the first one that gets its list
+    if damage == "a list that is none":
+        damaged.write_text("-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n")
+    else:
+        damaged.unlink()
+        damaged.mkdir()
+    with (
+        CertificateAuthority.open_in(place) as authority,
+        pytest.raises(IdentityError, match="in all folders but node: what is there cannot be read, and is kept"),
+    ):
+        authority.revoke("writer")
+    assert "has revoked it" in str(identity(place, "proxy").judge(der(place, "writer")))
+
+
 # -------------------------------------------------------------------- what is refused
 
 

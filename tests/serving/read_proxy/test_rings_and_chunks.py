@@ -327,3 +327,33 @@ def test_no_more_of_a_run_is_expanded_than_a_part_takes_and_one_entry(form, monk
         found += values(form, parts)
     assert found == [bytes(4_000)] * 3_000
     assert [size // 4_000_000 for size in decoded] == ([] if form is ReadForm.ENTRIES else [1] * 3), "each set once"
+
+
+@pytest.mark.parametrize("form", [ReadForm.RECORDS, ReadForm.ARROW])
+@pytest.mark.parametrize("compression", list(Compression))
+def test_records_without_a_byte_are_bounded_like_others(form, compression, monkeypatch):
+    """A few hundred bytes of a client are tens of thousands of records here: no more than an entry of them is made at a
+    time, and each entry once."""
+    each, count = 16_384, 3
+    encoded = encode_record_set([b""] * each, Compression.LZ4)
+    entries = [
+        fetched(1, number, [(encoded, each * number + 1, FLAG_RECORD_SET)], compression=compression)
+        for number in range(count)
+    ]
+    made = []
+    for name in ("decode_up_to", "decode_entry"):
+        decode = getattr(chunks, name)
+
+        def noted(*arguments, decode=decode, name=name, **options):
+            found = decode(*arguments, **options)
+            made.append(len(found[0] if name == "decode_up_to" else found))
+            return found
+
+        monkeypatch.setattr(chunks, name, noted)
+    cursor = cursor_at(DLSN(1, 0, 0), max_bytes=1 << 19)
+    cursor.attach(ring_of(entries))
+    found = 0
+    while parts := cursor.collect(form, 1 << 19).parts:
+        found += len(values(form, parts))
+    assert found == each * count
+    assert [size for size in made if size > 100] == [each] * count
