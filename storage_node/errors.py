@@ -125,6 +125,9 @@ class TlsError(ProtocolError):
 class TlsRefusedError(TlsError):
     """One side does not take the other's certificate, or its kind of connection: that does not pass by itself."""
 
+    certificate_wanted: bool = False
+    """True where the peer asks for a certificate, and this side has none."""
+
 
 class DigestError(CorruptDataError):
     """An entry fails its digest, or is another entry than the one asked for (I12)."""

@@ -531,10 +531,10 @@ def insecure_error(peer: str, reason: object, *, node: str | None = None) -> Sec
     return error
 
 
-CERTIFICATE_WANTED = "the peer asks for a certificate, and this side has none"
+_CERTIFICATE_WANTED = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
 _REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer showed no certificate",
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": CERTIFICATE_WANTED,
+    _CERTIFICATE_WANTED: "the peer asks for a certificate, and this side has none",
     "SSLV3_ALERT_BAD_CERTIFICATE": "the peer refuses this side's certificate",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the peer refuses this side's certificate, which has expired",
     "SSLV3_ALERT_CERTIFICATE_REVOKED": "the peer refuses this side's certificate, which is revoked",
@@ -568,7 +568,9 @@ def tls_error(error: Exception) -> TlsError:
         return TlsError("the peer broke off without ending TLS")
     if isinstance(error, ssl.SSLError):
         if error.reason in _REASONS:
-            return TlsRefusedError(_REASONS[error.reason], advice=_ADVICE.get(error.reason))
+            refused = TlsRefusedError(_REASONS[error.reason], advice=_ADVICE.get(error.reason))
+            refused.certificate_wanted = error.reason == _CERTIFICATE_WANTED
+            return refused
         if error.reason == "NO_RENEGOTIATION":
             return TlsError("the peer asks for another handshake, which is refused")
         return TlsError(f"TLS failed: {error.reason or error}")

@@ -47,7 +47,7 @@ from metadata.security.proofs import NotAuthenticatedError
 from metadata.security.secrets import Secret
 from storage_node.edge import Link, Network
 from storage_node.errors import BookieUnreachableError, ProtocolError, SecureConnectionError, TlsRefusedError
-from storage_node.transport.tls import CERTIFICATE_WANTED, connect_secured
+from storage_node.transport.tls import connect_secured
 
 logger = logging.getLogger(__name__)
 
@@ -354,8 +354,8 @@ class FramesClient:
         """Note that every request under way ends now."""
         if self._said is None and error is not None:
             self._said = str(error)
-        self._refused = self._refused or isinstance(error, TlsRefusedError)
-        self._certificate_wanted = isinstance(error, TlsRefusedError) and error.message == CERTIFICATE_WANTED
+        if isinstance(error, TlsRefusedError):
+            self._refused, self._certificate_wanted = True, error.certificate_wanted
         self._end()
 
     # ------------------------------------------------------------------------------------ the end

@@ -108,8 +108,9 @@ class SecurityGate:
         self._authentication = ServerAuthentication(security.authenticators, self._facts)
         self._under_tls = False
         self._certificate: bytes | None = None
-        self._shown: tuple[bytes, ...] | None = None
         """The client's, if it has shown one."""
+        self._shown: tuple[bytes, ...] | None = None
+        """The certificates that it has shown beside that (DER); None: they are not known."""
         self._refused: str | None = None
         """Why nothing is heard from this client any more."""
         self._messages = 0

@@ -26,12 +26,20 @@ from helpers.waiting import until
 
 from metadata.foundation.errors import CallerError
 from storage_node.edge import Link, TlsTerms
-from storage_node.errors import SecureConnectionError, TlsError
+from storage_node.errors import SecureConnectionError, TlsError, TlsRefusedError
 from storage_node.protocol.frames import ChunkPool
 from storage_node.transport import newcomers
 from storage_node.transport.links import TcpLink
 from storage_node.transport.tcp import TcpNetwork
-from storage_node.transport.tls import RECORD_BYTES, TlsEntrance, _records, connect_secured, securable, secure
+from storage_node.transport.tls import (
+    RECORD_BYTES,
+    TlsEntrance,
+    _records,
+    connect_secured,
+    securable,
+    secure,
+    tls_error,
+)
 
 
 def framed(body: bytes) -> bytes:
@@ -596,6 +604,18 @@ def test_it_works_on_uvloop_too() -> None:
         loop.run_until_complete(main())
     finally:
         loop.close()
+
+
+@pytest.mark.parametrize(
+    ("reason", "wanted"),
+    [("TLSV13_ALERT_CERTIFICATE_REQUIRED", True), ("SSLV3_ALERT_CERTIFICATE_REVOKED", False), ("HTTP_REQUEST", False)],
+)
+def test_that_the_peer_wants_a_certificate_is_told_by_more_than_words(reason: str, wanted: bool) -> None:
+    said = ssl.SSLError(1, "what OpenSSL says")
+    said.reason = reason
+    error = tls_error(said)
+    assert isinstance(error, TlsRefusedError)
+    assert error.certificate_wanted is wanted
 
 
 async def test_a_secured_network_is_what_its_name_says() -> None:
