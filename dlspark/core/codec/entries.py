@@ -213,8 +213,15 @@ def decode_record_set(
 
 
 def check_record_set(payload: memoryview) -> int:
-    """Return how many payloads a set holds that can be opened; none of them is made. Raises InvalidEntryError."""
-    return len(_opened(payload, None, MAX_EXPANDED_BYTES)[1]) - 1
+    """Return how many payloads a set holds that can be opened; none of them is made. Raises InvalidEntryError, also for
+    a payload that is longer than a record may be: readers of a proxy could not get past it."""
+    _, ends = _opened(payload, None, MAX_EXPANDED_BYTES)
+    longest = max((end - start for start, end in pairwise(ends)), default=0) - _LENGTH_BYTES
+    if longest > MAX_LOGRECORD_SIZE:
+        raise InvalidEntryError(
+            f"a payload of {longest} bytes is longer than {MAX_LOGRECORD_SIZE}, the most a record set takes"
+        )
+    return len(ends) - 1
 
 
 def _opened(payload: memoryview, dlsn: DLSN | None, limit: int) -> tuple[memoryview, list[int]]:

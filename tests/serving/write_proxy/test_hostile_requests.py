@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import threading
 import tracemalloc
 from collections.abc import Iterator, Sequence
 
+import lz4.block
 import pytest
 from helpers.serving.proxy_world import Proxy, answers, proxies
 from helpers.virtual_time import virtual_time
@@ -80,6 +82,24 @@ async def test_a_record_set_of_millions_of_records_is_refused_before_it_is_opene
         finally:
             tracemalloc.stop()
         assert peak < 4 * MIB, peak
+        await still_serves(proxy)
+
+
+@virtual_time
+async def test_a_record_set_whose_record_no_reader_of_a_proxy_could_get_is_refused() -> None:
+    """A record is 1 MB at most, also where it was compressed: a longer one fits in no frame, so that readers would not
+    get past it, and writers of one log could end it for all who read it."""
+    async with proxies() as world:
+        proxy = await world.proxy()
+        await proxy.written("sets", b"before")
+        content = struct.pack(">I", 3 * MIB) + bytes(3 * MIB)
+        stored = lz4.block.compress(content, store_size=False)
+        poison = SET_HEADER.pack(SET_VERSION | Compression.LZ4, 1, len(content), len(stored)) + stored
+        refused = await proxy.write("sets", poison, context=SETS)
+        assert isinstance(refused, Refusal)
+        assert "a payload of 3145728 bytes is longer than 1040384" in refused.message
+        assert refused.applied is Applied.WRONG
+        assert await world.payloads("sets") == [b"before"]
         await still_serves(proxy)
 
 
