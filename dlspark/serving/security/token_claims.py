@@ -136,6 +136,8 @@ def read_claims(token: str, key_id: str, thumbprint: str, rules: ClaimRules, now
     if "iat" in claims and _time(claims, "iat") > now_s + rules.leeway_s:
         refuse("it was made in the future (`iat`)", "Compare the clocks of its issuer and of this server")
     token_id = _name(claims["jti"], "jti") if "jti" in claims else None
+    if token_id is not None and token_id != token_id.strip():
+        refuse("its `jti` begins or ends with a space: no list of revoked tokens could name it")
     name = _principals_name(claims.get(rules.name_claim), rules.name_claim, rules.name_prefix)
     principal = Principal(name, Scheme.TOKEN, _roles(claims, rules), ends_s + rules.leeway_s)
     return ProvenToken(principal, _restrictions(claims), key_id, thumbprint, token_id)

@@ -211,6 +211,7 @@ CLAIMS: dict[str, dict[str, Any] | bytes] = {
     "a pattern that is none": {**GOOD, "dlspark": {"logs": ["a*b"]}},
     "restrictions that are a list": {**GOOD, "dlspark": ["read"]},
     "restrictions that are null": {**GOOD, "dlspark": None},
+    "an id with a space behind it": {**GOOD, "jti": "stolen "},
     "a name twice": json.dumps(GOOD).replace('"sub"', '"sub": "bob", "sub"').encode(),
     "a list": json.dumps([GOOD]).encode(),
     "no JSON": b"{",
