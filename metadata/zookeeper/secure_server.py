@@ -37,6 +37,7 @@ STORES: Final = "tls"
 _KEYS: Final = "identity.pem"
 _TRUSTED: Final = "authorities.pem"
 _REVOKED: Final = "revoked.pem"
+"""Where our class in ZooKeeper looks by itself, beside the authorities: a place that is named must have a file."""
 PROVIDER_JAR: Final = Path(__file__).with_name("dlspark-zookeeper.jar")
 """What looks at certificates inside ZooKeeper; its class path needs it."""
 _KEY_BLOCK: Final = re.compile(rb"-----BEGIN ([A-Z ]*PRIVATE KEY)-----")
@@ -53,7 +54,6 @@ ssl.trustStore.type=PEM
 ssl.clientAuth=need
 ssl.enabledProtocols=TLSv1.3,TLSv1.2
 ssl.authProvider=x509
-ssl.revocationLists.location=./{STORES}/{_REVOKED}
 authProvider.x509=org.dlspark.zookeeper.RevocationAuthenticationProvider
 """
 _AMONG_TLS: Final = f"""\
@@ -113,7 +113,7 @@ class ServerSecurity:
         operator: subject of the certificate whose holder may do everything, whatever the access control lists say, in
             the form of RFC 2253 ("CN=operator,OU=operator"); empty: none.
         revoked: PEM file with revocation lists; there may be none, but once it was there it has to stay. None: no
-            lists are looked at.
+            lists are looked at, and those of an earlier start are removed.
     """
 
     certificate: Path
@@ -167,7 +167,10 @@ class ServerSecurity:
 
     def _install_lists(self, stores: Path) -> bool:
         if self.revoked is None:
-            return False
+            # One of an earlier start would count for ever, with what has been revoked till then.
+            there = (stores / _REVOKED).exists()
+            (stores / _REVOKED).unlink(missing_ok=True)
+            return there
         if not os.path.lexists(self.revoked):
             if (stores / _REVOKED).exists():
                 raise CallerError(

@@ -8,7 +8,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -294,6 +294,40 @@ async def test_a_good_way_counts_beside_one_that_is_revoked(keeper: Keeper) -> N
     await keeper.is_let_in(keeper.client(client, again, between))
     await keeper.is_kept_out(keeper.client(client, between))
     assert "its authority, CN=Root, has revoked the certificate of CN=Between" in keeper.log()
+
+
+class SecurityThatNamesLists(ServerSecurity):
+    """As an administrator's zoo.cfg has it."""
+
+    def config(self, host: str, port: int) -> str:
+        return super().config(host, port) + "ssl.revocationLists.location=./named.pem\n"
+
+
+async def test_where_the_file_of_lists_is_named_and_missing_nobody_is_let_in(keeper: Keeper) -> None:
+    assert "there is no file of revocation lists" in keeper.log()
+    await keeper.is_let_in(keeper.other_tls)
+    keeper.server.stop()
+    keeper.server.security = SecurityThatNamesLists.of_folder(keeper.identity)
+    keeper.server.launch()
+    await until(lambda: "named.pem, cannot be read: the file is not there. Nobody is let in" in keeper.log())
+    # There may be no port yet: the log says who was refused.
+    with pytest.raises(MetadataUnavailableError):
+        await ZooKeeperStore.connect(keeper.server.address, tls=keeper.other_tls, connect_timeout_ms=60_000)
+    await until(lambda: "nobody is let in, because files were never read: the file of revocation lists" in keeper.log())
+    replace_file(keeper.server.log_path.parent / "named.pem", keeper.authority.revoke())
+    await keeper.is_let_in(keeper.other_tls)
+
+
+def test_lists_of_an_earlier_start_are_removed_where_none_are_wanted(tmp_path: Path) -> None:
+    authority = MintedAuthority()
+    folder = authority.folder(tmp_path / "id", "zk", revoked=authority.revoke())
+    security, place = ServerSecurity.of_folder(folder), tmp_path / STORES / "revoked.pem"
+    assert security.install(tmp_path)
+    assert place.exists()
+    without = replace(security, revoked=None)
+    assert without.install(tmp_path)
+    assert not place.exists()
+    assert not without.install(tmp_path)
 
 
 def test_bad_lists_leave_the_old_ones_and_do_not_keep_certificates_away(tmp_path: Path) -> None:

@@ -204,7 +204,10 @@ final class Stores {
         }
     }
 
-    /** All lists of what is revoked, those that have ended among them; there may never have been a file. */
+    /**
+     * All lists of what is revoked, those that have ended among them. There may never have been a file, unless the
+     * configuration names one: a name with a mistake in it must not mean that nothing counts as revoked.
+     */
     static final class Lists extends Part<List<X509CRL>> {
         private boolean absent;
 
@@ -219,8 +222,8 @@ final class Stores {
 
         @Override
         boolean look(Report report) {
-            if (!wasRead() && !absent && trouble() == null && isNotThere()) {
-                report.info("there is no file of revocation lists (" + place() + "): no certificate counts as revoked");
+            if (named().isEmpty() && !wasRead() && !absent && trouble() == null && isNotThere()) {
+                report.warn("there is no file of revocation lists (" + place() + "): no certificate counts as revoked");
                 absent = true;
             }
             return (wasRead() || !absent || !isNotThere()) && super.look(report);
@@ -233,7 +236,7 @@ final class Stores {
 
         @Override
         List<Path> paths() {
-            String named = System.getProperty(LISTS_LOCATION, "");
+            String named = named();
             return List.of(
                 named.isEmpty() ? stored("trustStore").get(0).toAbsolutePath().resolveSibling(DEFAULT_LISTS)
                     : Paths.get(named));
@@ -253,6 +256,10 @@ final class Stores {
                 throw new GeneralSecurityException("it holds no whole revocation list (a PEM block of X509 CRL)");
             }
             return found;
+        }
+
+        private static String named() {
+            return System.getProperty(LISTS_LOCATION, "");
         }
 
         private boolean isNotThere() {
