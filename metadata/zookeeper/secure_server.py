@@ -14,10 +14,12 @@ ZooKeeper (`jvm-shim/zookeeper`), which also ends connections by what is revoked
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import ssl
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -25,15 +27,17 @@ from typing import Final
 
 from metadata.foundation.errors import CallerError
 from metadata.foundation.private_files import FILE_MODE, make_private_directory
-from metadata.security.certificates import REVOCATIONS, pem_blocks, read_revocations
+from metadata.security.certificates import REVOCATIONS, RevocationList, pem_blocks, read_revocations
 from metadata.security.errors import IdentityError
 from metadata.security.identity_files import in_memory, load_pair, moment_text, openssl_reason
 
+_LOG: Final = logging.getLogger(__name__)
 STORES: Final = "tls"
 """Directory of the stores, in that of a server."""
 _KEYS: Final = "identity.pem"
 _TRUSTED: Final = "authorities.pem"
 _REVOKED: Final = "revoked.pem"
+"""Where our class in ZooKeeper looks by itself, beside the authorities: a place that is named must have a file."""
 PROVIDER_JAR: Final = Path(__file__).with_name("dlspark-zookeeper.jar")
 """What looks at certificates inside ZooKeeper; its class path needs it."""
 _KEY_BLOCK: Final = re.compile(rb"-----BEGIN ([A-Z ]*PRIVATE KEY)-----")
@@ -50,7 +54,6 @@ ssl.trustStore.type=PEM
 ssl.clientAuth=need
 ssl.enabledProtocols=TLSv1.3,TLSv1.2
 ssl.authProvider=x509
-ssl.revocationLists.location=./{STORES}/{_REVOKED}
 authProvider.x509=org.dlspark.zookeeper.RevocationAuthenticationProvider
 """
 _AMONG_TLS: Final = f"""\
@@ -110,7 +113,7 @@ class ServerSecurity:
         operator: subject of the certificate whose holder may do everything, whatever the access control lists say, in
             the form of RFC 2253 ("CN=operator,OU=operator"); empty: none.
         revoked: PEM file with revocation lists; there may be none, but once it was there it has to stay. None: no
-            lists are looked at.
+            lists are looked at, and those of an earlier start are removed.
     """
 
     certificate: Path
@@ -164,7 +167,10 @@ class ServerSecurity:
 
     def _install_lists(self, stores: Path) -> bool:
         if self.revoked is None:
-            return False
+            # One of an earlier start would count for ever, with what has been revoked till then.
+            there = (stores / _REVOKED).exists()
+            (stores / _REVOKED).unlink(missing_ok=True)
+            return there
         if not os.path.lexists(self.revoked):
             if (stores / _REVOKED).exists():
                 raise CallerError(
@@ -174,8 +180,11 @@ class ServerSecurity:
                 )
             return False
         content = _read(self.revoked, "file of revocation lists")
-        _check_lists(content, self.revoked)
-        return _replace(stores / _REVOKED, content)
+        lists = _read_lists(content, self.revoked)
+        changed = _replace(stores / _REVOKED, content)
+        if changed:
+            _warn_of_ended(lists, self.revoked)
+        return changed
 
     def _install_pair(self, stores: Path) -> bool:
         key, chain = _read(self.key, "key"), _read(self.certificate, "certificate")
@@ -234,7 +243,9 @@ def _check_key(content: bytes, path: Path) -> None:
         )
 
 
-def _check_lists(content: bytes, path: Path) -> None:
+def _read_lists(content: bytes, path: Path) -> list[RevocationList]:
+    """Return a file's lists. One that has ended is none of its faults: its authority alone is refused by it, and
+    what others have revoked meanwhile counts."""
     advice = "The lists that it had stay in force. Copy the authority's newest list (dlspark tls renew makes one)"
     try:
         found = [read_revocations(one.body) for one in pem_blocks(content) if one.label == REVOCATIONS]
@@ -244,13 +255,21 @@ def _check_lists(content: bytes, path: Path) -> None:
         ) from error
     if not found:
         raise CallerError("ZooKeeper's file of revocation lists holds none", path=str(path), advice=advice)
-    for one in found:
-        newest = all(other.this_update_s <= one.this_update_s for other in found if other.issuer == one.issuer)
-        if newest and one.next_update_s is not None and one.next_update_s <= time.time():
-            raise CallerError(
-                f"the revocation list of {one.issuer_text} ended at {moment_text(one.next_update_s)}",
-                path=str(path),
-                advice=advice,
+    return found
+
+
+def _warn_of_ended(lists: Sequence[RevocationList], path: Path) -> None:
+    newest = {
+        (one.issuer, one.part, one.authority_key_id): one for one in sorted(lists, key=lambda each: each.this_update_s)
+    }
+    for one in newest.values():
+        if one.next_update_s is not None and one.next_update_s <= time.time():
+            _LOG.warning(
+                "%s: the revocation list of %s ended at %s; ZooKeeper refuses what that authority has signed. Copy its "
+                "newest list (dlspark tls renew makes one)",
+                path,
+                one.issuer_text,
+                moment_text(one.next_update_s),
             )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,46 @@ class Keeper:
 
     def lists(self, content: bytes) -> None:
         replace_file(self.identity / "revoked.pem", content)
+
+    def believe(self, *authorities: MintedAuthority) -> None:
+        """Let it trust these beside its own."""
+        replace_file(self.identity / "authorities.pem", b"".join(one.pem for one in (self.authority, *authorities)))
+
+    def client(self, pair: MintedPair, *shown: MintedAuthority) -> FixedTls:
+        """Return the TLS of a client that shows these authorities' certificates beside its own."""
+        folder = write_folder(self.identity.parent / "client", pair, self.authority.pem)
+        replace_file(folder / "certificate.pem", pair.certificate_pem + b"".join(one.pem for one in shown))
+        return FixedTls(client_context(folder))
+
+    async def has_taken(self, what: str, times: int = 1) -> None:
+        """Wait until it has taken a changed file over so many times."""
+        await until(lambda: len(re.findall(f"{what}, .*, has changed and is in use", self.log())) >= times)
+
+    async def has_lists(self) -> None:
+        """Wait until the file of the lists lies where the server reads it."""
+        await until((self.server.log_path.parent / STORES / "revoked.pem").exists)
+
+    async def is_let_in(self, tls: FixedTls) -> None:
+        """Wait until a client has a session: the log may say a moment too early that a file is in use."""
+        await until(lambda: self._has_session(tls))
+
+    async def is_kept_out(self, tls: FixedTls) -> None:
+        """Wait until a client has none."""
+        await until(lambda: self._has_none(tls))
+
+    async def _has_none(self, tls: FixedTls) -> bool:
+        return not await self._has_session(tls)
+
+    async def _has_session(self, tls: FixedTls) -> bool:
+        try:
+            store = await asyncio.wait_for(self.connect(tls), 60)
+        except MetadataUnavailableError as error:
+            if "the server refuses this process's certificate" not in str(error):
+                raise
+            return False
+        await store.get("/")
+        await store.close()
+        return True
 
     def log(self) -> str:
         return self.server.log_path.read_text()
@@ -117,7 +158,7 @@ async def test_a_revoked_client_is_ended_and_cannot_return_whatever_becomes_of_t
     other.on_session(of_the_other)
     # A list that revokes nobody changes nothing.
     keeper.lists(keeper.authority.revoke())
-    await until(lambda: (keeper.server.log_path.parent / STORES / "revoked.pem").exists())
+    await keeper.has_lists()
     await thief.get("/")
     keeper.lists(keeper.authority.revoke(keeper.thief))
     await heard.wait(1)
@@ -180,14 +221,122 @@ async def test_where_there_is_a_list_each_authority_needs_one(keeper: Keeper) ->
     await store.close()
 
 
+async def test_a_list_that_has_ended_keeps_out_its_own_authority_alone(keeper: Keeper) -> None:
+    late = MintedAuthority("Late")
+    keeper.believe(late)
+    await keeper.has_taken("the trust store")
+    of_late = keeper.client(late.issue("of-late"))
+    thief = await keeper.connect(keeper.thief_tls)
+    heard = Heard()
+    thief.on_session(heard)
+    await keeper.is_let_in(of_late)
+    keeper.lists(late.revoke(begins=now() - 2 * DAY, ends=now() - DAY) + keeper.authority.revoke(keeper.thief))
+    await heard.wait(1)
+    assert "the revocation list of CN=Late ended at" in keeper.log()
+    await keeper.is_kept_out(of_late)
+    await keeper.is_kept_out(keeper.thief_tls)
+    await keeper.is_let_in(keeper.other_tls)
+    await thief.close()
+    # At a start as well.
+    keeper.server.stop()
+    keeper.server.start()
+    await keeper.is_kept_out(of_late)
+    await keeper.is_kept_out(keeper.thief_tls)
+    await keeper.is_let_in(keeper.other_tls)
+
+
+async def test_lists_of_authorities_of_one_name_count_each_for_its_own(keeper: Keeper) -> None:
+    first, second = (MintedAuthority("Shared name", says_key=True) for _ in range(2))
+    revoked = first.issue("revoked")
+    of_first, of_second = first.issue("of-first"), second.issue("a", serial=revoked.certificate.serial_number)
+    keeper.lists(first.revoke(revoked, begins=now() - 2 * DAY) + second.revoke() + keeper.authority.revoke())
+    await keeper.has_lists()
+    keeper.believe(first, second)
+    await keeper.has_taken("the trust store")
+    await keeper.is_let_in(keeper.client(of_first))
+    await keeper.is_let_in(keeper.client(of_second))
+    await keeper.is_kept_out(keeper.client(revoked))
+    assert "refused a client, CN=revoked: its authority, CN=Shared name, has revoked it" in keeper.log()
+    # Without the list of one of them, the other's does not stand for it.
+    keeper.lists(second.revoke() + keeper.authority.revoke())
+    await keeper.has_taken("the file of revocation lists")
+    await keeper.is_kept_out(keeper.client(of_first))
+    await keeper.is_let_in(keeper.client(of_second))
+
+
+async def test_a_renewed_authority_counts_beside_its_ended_certificate(keeper: Keeper) -> None:
+    root = MintedAuthority("Root", says_key=True)
+    ended = root.renewed(ends=now() - DAY)
+    client = keeper.client(root.issue("client"))
+    keeper.lists(root.revoke() + keeper.authority.revoke())
+    await keeper.has_lists()
+    for taken, believed in enumerate(([ended, root], [root, ended]), 1):
+        keeper.believe(*believed)
+        await keeper.has_taken("the trust store", taken)
+        await keeper.is_let_in(client)
+    keeper.believe(ended)
+    await keeper.has_taken("the trust store", 3)
+    await keeper.is_kept_out(client)
+    assert "its authority, CN=Root, has ended" in keeper.log()
+
+
+async def test_a_good_way_counts_beside_one_that_is_revoked(keeper: Keeper) -> None:
+    root = MintedAuthority("Root", says_key=True)
+    between = MintedAuthority("Between", root, says_key=True)
+    again = root.cross(between)
+    client = between.issue("client")
+    revoked = root.revoke(MintedPair(between.certificate, between.key))
+    keeper.lists(revoked + between.revoke() + keeper.authority.revoke())
+    await keeper.has_lists()
+    keeper.believe(root)
+    await keeper.has_taken("the trust store")
+    await keeper.is_let_in(keeper.client(client, between, again))
+    await keeper.is_let_in(keeper.client(client, again, between))
+    await keeper.is_kept_out(keeper.client(client, between))
+    assert "its authority, CN=Root, has revoked the certificate of CN=Between" in keeper.log()
+
+
+class SecurityThatNamesLists(ServerSecurity):
+    """As an administrator's zoo.cfg has it."""
+
+    def config(self, host: str, port: int) -> str:
+        return super().config(host, port) + "ssl.revocationLists.location=./named.pem\n"
+
+
+async def test_where_the_file_of_lists_is_named_and_missing_nobody_is_let_in(keeper: Keeper) -> None:
+    assert "there is no file of revocation lists" in keeper.log()
+    await keeper.is_let_in(keeper.other_tls)
+    keeper.server.stop()
+    keeper.server.security = SecurityThatNamesLists.of_folder(keeper.identity)
+    keeper.server.launch()
+    await until(lambda: "named.pem, cannot be read: the file is not there. Nobody is let in" in keeper.log())
+    # There may be no port yet: the log says who was refused.
+    with pytest.raises(MetadataUnavailableError):
+        await ZooKeeperStore.connect(keeper.server.address, tls=keeper.other_tls, connect_timeout_ms=60_000)
+    await until(lambda: "nobody is let in, because files were never read: the file of revocation lists" in keeper.log())
+    replace_file(keeper.server.log_path.parent / "named.pem", keeper.authority.revoke())
+    await keeper.is_let_in(keeper.other_tls)
+
+
+def test_lists_of_an_earlier_start_are_removed_where_none_are_wanted(tmp_path: Path) -> None:
+    authority = MintedAuthority()
+    folder = authority.folder(tmp_path / "id", "zk", revoked=authority.revoke())
+    security, place = ServerSecurity.of_folder(folder), tmp_path / STORES / "revoked.pem"
+    assert security.install(tmp_path)
+    assert place.exists()
+    without = replace(security, revoked=None)
+    assert without.install(tmp_path)
+    assert not place.exists()
+    assert not without.install(tmp_path)
+
+
 def test_bad_lists_leave_the_old_ones_and_do_not_keep_certificates_away(tmp_path: Path) -> None:
     authority = MintedAuthority()
     folder = authority.folder(tmp_path / "id", "zk", revoked=authority.revoke())
     security, stores = ServerSecurity.of_folder(folder), tmp_path / STORES
     assert security.install(tmp_path)
     first, lists = (stores / "identity.pem").read_bytes(), (stores / "revoked.pem").read_bytes()
-    ended = authority.revoke(begins=now() - 2 * DAY, ends=now() - DAY)
-    for bad, words in ((b"no list", "holds none"), (ended, "ended at"), (None, "not there any more")):
+    for bad, words in ((b"no list", "holds none"), (lists[:-40], "cannot be read"), (None, "not there any more")):
         authority.folder(folder, "zk")
         (folder / "revoked.pem").unlink()
         if bad is not None:
@@ -197,3 +346,17 @@ def test_bad_lists_leave_the_old_ones_and_do_not_keep_certificates_away(tmp_path
         assert (stores / "revoked.pem").read_bytes() == lists
         assert (stores / "identity.pem").read_bytes() != first
         (folder / "revoked.pem").write_bytes(lists)
+
+
+def test_a_list_that_has_ended_is_taken_over_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    authority, late = MintedAuthority(), MintedAuthority("Late")
+    ended = late.revoke(begins=now() - 2 * DAY, ends=now() - DAY)
+    folder = authority.folder(tmp_path / "id", "zk", revoked=ended + authority.revoke())
+    assert ServerSecurity.of_folder(folder).install(tmp_path)
+    assert (tmp_path / STORES / "revoked.pem").read_bytes() == (folder / "revoked.pem").read_bytes()
+    (said,) = caplog.messages
+    assert "the revocation list of CN=Late ended at" in said
+    # A newer list of the same authority takes its place.
+    replace_file(folder / "revoked.pem", ended + late.revoke() + authority.revoke())
+    assert ServerSecurity.of_folder(folder).install(tmp_path)
+    assert caplog.messages == [said]

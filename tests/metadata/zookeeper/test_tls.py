@@ -26,7 +26,7 @@ from metadata.zookeeper.client import ZooKeeperStore
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from metadata.zookeeper.homing import HomeProbe, four_letters
 from metadata.zookeeper.port_kinds import KindProbe, PortKind
-from metadata.zookeeper.secure_server import ClientPort, ServerSecurity
+from metadata.zookeeper.secure_server import STORES, ClientPort, ServerSecurity
 from metadata.zookeeper.tls_socket import FixedTls
 
 pytestmark = pytest.mark.processes
@@ -345,7 +345,7 @@ def test_what_is_handed_to_the_server_is_what_was_looked_at(
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
     with pytest.raises(CallerError, match="do not fit together"):
         security.install(tmp_path / "server")
-    assert not (tmp_path / "server").exists()
+    assert list((tmp_path / "server" / STORES).iterdir()) == []
     assert security.install(tmp_path / "server"), "the next look finds them whole"
 
 

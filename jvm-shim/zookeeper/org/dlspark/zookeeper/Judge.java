@@ -3,6 +3,7 @@ package org.dlspark.zookeeper;
 import java.security.GeneralSecurityException;
 import java.security.KeyStore;
 import java.security.cert.CertPathBuilder;
+import java.security.cert.CertPathBuilderException;
 import java.security.cert.CertPathValidator;
 import java.security.cert.CertPathValidatorException;
 import java.security.cert.CertPathValidatorException.BasicReason;
@@ -53,16 +54,18 @@ final class Judge {
     private final X509ExtendedTrustManager manager;
     private final Set<TrustAnchor> anchors;
     private final KeyStore trusted;
-    private final List<X509CRL> lists;
+    private final List<X509CRL> read;
+    private final ListsInForce lists;
     private final String unread;
 
     private Judge(
-            X509ExtendedTrustManager manager, Set<TrustAnchor> anchors, KeyStore trusted, List<X509CRL> lists,
+            X509ExtendedTrustManager manager, Set<TrustAnchor> anchors, KeyStore trusted, List<X509CRL> read,
             String unread) {
         this.manager = manager;
         this.anchors = anchors;
         this.trusted = trusted;
-        this.lists = lists;
+        this.read = read;
+        this.lists = read == null ? null : new ListsInForce(read, anchors);
         this.unread = unread;
     }
 
@@ -88,7 +91,12 @@ final class Judge {
 
     /** Returns whether it was made from other things than these. */
     boolean isOfOther(KeyStore authorities, List<X509CRL> newest) {
-        return trusted != authorities || lists != newest;
+        return trusted != authorities || read != newest;
+    }
+
+    /** Returns what is wrong with lists, so that an authority's certificates are refused, in words. */
+    List<String> troubles() {
+        return lists == null ? Collections.emptyList() : lists.troubles();
     }
 
     X509Certificate[] acceptedIssuers() {
@@ -120,7 +128,7 @@ final class Judge {
         Arrays.stream(chain).forEach(one -> ends.add(one.getNotAfter()));
         anchors.stream().map(TrustAnchor::getTrustedCert).forEach(one -> ends.add(one.getNotAfter()));
         if (lists != null) {
-            lists.forEach(one -> ends.add(one.getNextUpdate()));
+            ends.addAll(lists.ends());
         }
         long now = System.currentTimeMillis();
         return ends.stream().mapToLong(Date::getTime).filter(one -> one > now).min().orElse(Long.MAX_VALUE);
@@ -134,34 +142,61 @@ final class Judge {
                 return;
             }
         }
-        X509CertSelector wanted = new X509CertSelector();
-        wanted.setCertificate(own);
-        PKIXBuilderParameters search = new PKIXBuilderParameters(anchors, wanted);
-        search.addCertStore(store(Arrays.asList(chain)));
-        search.setRevocationEnabled(false);
-        PKIXCertPathBuilderResult way =
-            (PKIXCertPathBuilderResult) CertPathBuilder.getInstance("PKIX").build(search);
-        X509Certificate believed = way.getTrustAnchor().getTrustedCert();
-        if (believed.getNotAfter().before(new Date())) {
-            throw new Refusal("its authority, " + name(believed) + ", has ended", null);
-        }
-        if (lists == null) {
-            return;
-        }
-        for (X509CRL list : current()) {
-            if (list.getIssuerX500Principal().equals(believed.getIssuerX500Principal()) && list.isRevoked(believed)) {
-                throw new Refusal("its authority, " + name(believed) + ", is revoked", null);
+        Set<TrustAnchor> good = anchors.stream().filter(
+            one -> whyBad(one.getTrustedCert()) == null).collect(Collectors.toSet());
+        if (!good.isEmpty()) {
+            try {
+                // Java searches until a way is good in all respects: there may be others, over certificates that are not.
+                way(chain, good, lists);
+                return;
+            } catch (CertPathBuilderException none) {
+                // The search does not say what was wrong with the way that comes nearest.
             }
         }
-        PKIXParameters all = new PKIXParameters(Collections.singleton(way.getTrustAnchor()));
-        all.addCertStore(store(current()));
-        all.setRevocationEnabled(true);
-        try {
-            CertPathValidator.getInstance("PKIX").validate(way.getCertPath(), all);
-        } catch (CertPathValidatorException refused) {
-            throw explained(refused, (X509Certificate) way.getCertPath().getCertificates().get(
-                Math.max(0, refused.getIndex())), own);
+        throw whyNot(chain);
+    }
+
+    /** Returns why no certificate of an authority counts; null: they do. */
+    private String whyBad(X509Certificate authority) {
+        if (authority.getNotAfter().before(new Date())) {
+            return "its authority, " + name(authority) + ", has ended";
         }
+        return lists != null && lists.isRevoked(authority)
+            ? "its authority, " + name(authority) + ", is revoked" : null;
+    }
+
+    private PKIXCertPathBuilderResult way(X509Certificate[] chain, Set<TrustAnchor> over, ListsInForce within)
+            throws GeneralSecurityException {
+        X509CertSelector wanted = new X509CertSelector();
+        wanted.setCertificate(chain[0]);
+        PKIXBuilderParameters search = new PKIXBuilderParameters(over, wanted);
+        search.addCertStore(store(Arrays.asList(chain)));
+        search.setRevocationEnabled(false);
+        if (within != null) {
+            search.addCertPathChecker(new ListCheck(over, within));
+        }
+        return (PKIXCertPathBuilderResult) CertPathBuilder.getInstance("PKIX").build(search);
+    }
+
+    /** Returns what is wrong with one of the ways above a certificate that has no good one. */
+    private CertificateException whyNot(X509Certificate[] chain) throws GeneralSecurityException {
+        PKIXCertPathBuilderResult way = way(chain, anchors, null);
+        String bad = whyBad(way.getTrustAnchor().getTrustedCert());
+        if (bad != null) {
+            return new Refusal(bad, null);
+        }
+        if (lists != null) {
+            PKIXParameters all = new PKIXParameters(Collections.singleton(way.getTrustAnchor()));
+            all.setRevocationEnabled(false);
+            all.addCertPathChecker(new ListCheck(all.getTrustAnchors(), lists));
+            try {
+                CertPathValidator.getInstance("PKIX").validate(way.getCertPath(), all);
+            } catch (CertPathValidatorException refused) {
+                return explained(refused, (X509Certificate) way.getCertPath().getCertificates().get(
+                    Math.max(0, refused.getIndex())), chain[0]);
+            }
+        }
+        return new Refusal("no good way leads from it to an authority that is believed", null);
     }
 
     /** A trust store may have the certificate of a single client: no authority is known then that could have signed. */
@@ -170,23 +205,12 @@ final class Judge {
         if (lists == null) {
             return;
         }
-        boolean listed = false;
-        for (X509CRL list : current()) {
-            if (list.getIssuerX500Principal().equals(own.getIssuerX500Principal())) {
-                listed = true;
-                if (list.isRevoked(own)) {
-                    throw new Refusal("its authority, " + authority(own) + ", has revoked it", null);
-                }
-            }
+        if (lists.isRevoked(own)) {
+            throw new Refusal("its authority, " + authority(own) + ", has revoked it", null);
         }
-        if (!listed) {
+        if (lists.currentAbout(own).isEmpty()) {
             throw new Refusal(unlisted(own), null);
         }
-    }
-
-    private List<X509CRL> current() {
-        Date now = new Date();
-        return lists.stream().filter(one -> now.before(one.getNextUpdate())).collect(Collectors.toList());
     }
 
     private static CertificateException explained(

@@ -23,8 +23,9 @@ import org.apache.zookeeper.server.auth.X509AuthenticationProvider;
  * ssl.revocationLists.location=/etc/zookeeper/revoked.pem
  * </pre>
  *
- * <p>Without the last line it is <code>revoked.pem</code> in the folder of the trust store. With the second one a client
- * is refused in the handshake; without it, right after it.
+ * <p>Where the last line names a file, nobody is let in before it is there. Without that line it is
+ * <code>revoked.pem</code> in the folder of the trust store, and there may be none. With the second line a client is
+ * refused in the handshake; without it, right after it.
  *
  * <p>ZooKeeper makes more than one provider in its life; all of them share one watch.
  */

@@ -1,6 +1,7 @@
 package org.dlspark.zookeeper;
 
 import java.io.ByteArrayInputStream;
+import java.io.File;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
@@ -12,21 +13,21 @@ import java.security.GeneralSecurityException;
 import java.security.KeyStore;
 import java.security.cert.CertificateFactory;
 import java.security.cert.X509CRL;
+import java.security.cert.X509Certificate;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Base64;
-import java.util.Date;
-import java.util.LinkedHashMap;
 import java.util.List;
-import java.util.Map;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import javax.net.ssl.KeyManager;
 import javax.net.ssl.KeyManagerFactory;
 import javax.net.ssl.X509KeyManager;
 import org.apache.zookeeper.common.ClientX509Util;
+import org.apache.zookeeper.common.KeyStoreFileType;
 import org.apache.zookeeper.common.X509Util;
 import org.apache.zookeeper.common.ZKConfig;
+import org.apache.zookeeper.util.PemReader;
 
 /** The files that ZooKeeper's configuration names: what is in them, and when that is something else. */
 final class Stores {
@@ -167,9 +168,22 @@ final class Stores {
         @Override
         KeyStore read(byte[] content) throws IOException, GeneralSecurityException {
             refuseOtherWays();
-            KeyStore store = X509Util.loadTrustStore(
-                paths().get(0).toString(), password("trustStore"), setting("trustStore.type"));
+            String place = paths().get(0).toString();
+            String type = setting("trustStore.type");
+            KeyStore store = KeyStoreFileType.fromPropertyValueOrFileName(type, place) == KeyStoreFileType.PEM
+                ? all(PemReader.readCertificateChain(new File(place)))
+                : X509Util.loadTrustStore(place, password("trustStore"), type);
             Judge.of(store, null); // says what is wrong with it: one without a certificate, for example
+            return store;
+        }
+
+        /** ZooKeeper's own reader keeps one certificate a name, and authorities may share theirs. */
+        private static KeyStore all(List<X509Certificate> certificates) throws IOException, GeneralSecurityException {
+            KeyStore store = KeyStore.getInstance(KeyStore.getDefaultType());
+            store.load(null, null);
+            for (X509Certificate one : certificates) {
+                store.setCertificateEntry(String.valueOf(store.size()), one);
+            }
             return store;
         }
 
@@ -190,7 +204,10 @@ final class Stores {
         }
     }
 
-    /** The lists of what is revoked; there may never have been a file. */
+    /**
+     * All lists of what is revoked, those that have ended among them. There may never have been a file, unless the
+     * configuration names one: a name with a mistake in it must not mean that nothing counts as revoked.
+     */
     static final class Lists extends Part<List<X509CRL>> {
         private boolean absent;
 
@@ -205,8 +222,8 @@ final class Stores {
 
         @Override
         boolean look(Report report) {
-            if (!wasRead() && !absent && trouble() == null && isNotThere()) {
-                report.info("there is no file of revocation lists (" + place() + "): no certificate counts as revoked");
+            if (named().isEmpty() && !wasRead() && !absent && trouble() == null && isNotThere()) {
+                report.warn("there is no file of revocation lists (" + place() + "): no certificate counts as revoked");
                 absent = true;
             }
             return (wasRead() || !absent || !isNotThere()) && super.look(report);
@@ -219,7 +236,7 @@ final class Stores {
 
         @Override
         List<Path> paths() {
-            String named = System.getProperty(LISTS_LOCATION, "");
+            String named = named();
             return List.of(
                 named.isEmpty() ? stored("trustStore").get(0).toAbsolutePath().resolveSibling(DEFAULT_LISTS)
                     : Paths.get(named));
@@ -238,29 +255,11 @@ final class Stores {
             if (found.isEmpty() || found.size() != BEGIN.matcher(text).results().count()) {
                 throw new GeneralSecurityException("it holds no whole revocation list (a PEM block of X509 CRL)");
             }
-            for (X509CRL one : newest(found)) {
-                if (one.getNextUpdate() == null) {
-                    throw new GeneralSecurityException("the list of " + one.getIssuerX500Principal().getName()
-                        + " does not say how long it holds");
-                }
-                if (!new Date().before(one.getNextUpdate())) {
-                    throw new GeneralSecurityException("the list of " + one.getIssuerX500Principal().getName()
-                        + " ended at " + one.getNextUpdate().toInstant()
-                        + ": fetch the authority's new one (dlspark tls renew makes it)");
-                }
-            }
-            return newest(found);
+            return found;
         }
 
-        /** Returns the newest list of each authority, or of each part where it has divided its certificates. */
-        private static List<X509CRL> newest(List<X509CRL> all) {
-            Map<String, X509CRL> found = new LinkedHashMap<>();
-            for (X509CRL one : all) {
-                String part = Arrays.toString(one.getExtensionValue("2.5.29.28"));
-                found.merge(one.getIssuerX500Principal().getName() + part, one,
-                    (a, b) -> a.getThisUpdate().before(b.getThisUpdate()) ? b : a);
-            }
-            return new ArrayList<>(found.values());
+        private static String named() {
+            return System.getProperty(LISTS_LOCATION, "");
         }
 
         private boolean isNotThere() {

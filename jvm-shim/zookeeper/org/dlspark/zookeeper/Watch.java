@@ -119,6 +119,7 @@ final class Watch {
             // By what it was made from: should this fail, the next look tries it again.
             try {
                 judge = Judge.of(authorities.value(), lists.value());
+                judge.troubles().forEach(report::warn);
             } catch (GeneralSecurityException failed) {
                 // It was tried with these authorities when they were read.
                 throw new IllegalStateException(failed);
