@@ -172,6 +172,10 @@ class SecurableLink(Link, Protocol):
         """All that was read was handed out: no frame waits, and none has begun."""
         ...
 
+    def has_more(self) -> bool:
+        """Return whether bytes that arrived wait to be read."""
+        ...
+
     def deliver_to(self, handler: FrameHandler) -> None:
         """Deliver what comes from now on to another handler; what is being delivered goes to the old one to its end."""
         ...

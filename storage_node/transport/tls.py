@@ -49,6 +49,13 @@ BESIDE_DATA_BYTES = 22
 """What a record of TLS 1.3 has beside its data, and no more: its head, its kind, its end."""
 BESIDE_DATA_BYTES_1_2 = 256
 """The same of TLS 1.2, padding included. Nothing there takes more time than data: new handshakes are refused."""
+MAX_WAITING_BYTES = RECORDS_A_CALL * (RECORD_BYTES + BESIDE_DATA_BYTES_1_2) + FEED_BYTES
+"""Encrypted bytes that the socket has not taken, above which nothing is read: what one call may leave behind, and about
+a record of answers to changes of keys. Data alone never keeps a link from reading: both ends might wait then."""
+PIECES_A_CALL = 64
+"""Pieces that the socket is given by one call: the kernel refuses more than 1024."""
+SMALL_BYTES = 2048
+"""Encrypted pieces below this size are joined: an answer to a change of keys has 27 bytes."""
 HANDSHAKE_S = 10.0
 MAX_HANDSHAKE_BYTES = 64 * 1024
 """Bytes that a peer may send in a handshake: chains of certificates take some thousands."""
@@ -91,6 +98,7 @@ class TlsSocket:
         "_sock",
         "_terms",
         "_tls",
+        "_waiting",
         "received",
         "stalled",
     )
@@ -110,6 +118,8 @@ class TlsSocket:
         )
         self._leaving: list[Buffer] = []
         """What OpenSSL has encrypted and the socket has not taken; what is in `_outgoing` comes behind it."""
+        self._waiting = 0
+        """Bytes of it."""
         self._begun = 0
         """Bytes of what `sendmsg` was given that are among them, and that it has not said to be taken yet."""
         self._silent = 0
@@ -203,9 +213,10 @@ class TlsSocket:
             if not self._leaving:
                 return True
             try:
-                sent = self._sock.sendmsg(self._leaving)
+                sent = self._sock.sendmsg(self._leaving[:PIECES_A_CALL])
             except (BlockingIOError, InterruptedError):
                 return False
+            self._waiting -= sent
             while self._leaving and sent >= len(self._leaving[0]):  # what has left is kept by nothing, not by a view
                 sent -= len(self._leaving.pop(0))
             if sent:
@@ -214,8 +225,17 @@ class TlsSocket:
     def _collect(self) -> None:
         """Take what OpenSSL has encrypted, after each record: its memory keeps the size of the most that lay in it,
         until the connection ends."""
-        if self._outgoing.pending:
-            self._leaving.append(self._outgoing.read())
+        if not self._outgoing.pending:
+            return
+        piece = self._outgoing.read()
+        self._waiting += len(piece)
+        last = self._leaving[-1] if self._leaving else None
+        if len(piece) >= SMALL_BYTES:
+            self._leaving.append(piece)
+        elif isinstance(last, bytearray) and len(last) < RECORD_BYTES:
+            last += piece
+        else:
+            self._leaving.append(bytearray(piece))
 
     def _try_to_flush(self) -> None:
         try:
@@ -271,7 +291,7 @@ class TlsSocket:
         if self._failed is not None:
             raise self._failed
         self._try_to_flush()  # what OpenSSL answers to a change of keys: it may not have left the last time
-        if self._outgoing.pending > FEED_BYTES:  # whoever takes no answers is not heard: they would take our memory
+        if self._waiting > MAX_WAITING_BYTES:  # whoever takes no answers is not heard: they would take our memory
             self.stalled = True
             raise BlockingIOError
         total, size, fed, drained = 0, len(view), 0, False

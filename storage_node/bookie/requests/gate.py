@@ -197,6 +197,7 @@ class SecurityGate:
                 self._link.close()
             return
         self._starting = request
+        self._unproved.began(self)
 
     def _hear_early(self, frame: memoryview | bytes) -> bool:
         """Keep the one message that may come in plain behind START_TLS. Returns whether it is that."""
@@ -219,6 +220,7 @@ class SecurityGate:
         if request.plugin not in self._security.authenticators:
             return False
         self._early = request
+        self._unproved.began(self)
         return True
 
     def _begin_tls(self, request: StartTlsRequest) -> None:
@@ -277,6 +279,7 @@ class SecurityGate:
         return principal
 
     def _auth(self, request: AuthRequest) -> None:
+        self._unproved.began(self)
         answer = self._authentication.auth(request.plugin, request.payload)
         version_3 = request.version == 3
         if answer.refused is not None:
@@ -368,6 +371,10 @@ class SecurityGate:
         if principal is not None and principal.expired(now_s):
             return "the client's proof has expired"
         return self._authentication.still()
+
+    def has_more(self) -> bool:
+        """Return whether bytes of the client have come that were not read yet."""
+        return securable(self._link).has_more()
 
     def turn_out(self, reason: str) -> None:
         """Close the connection of a client that has proved nothing."""

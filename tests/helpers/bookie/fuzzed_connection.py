@@ -39,6 +39,9 @@ class PretendedLink:
     async def drain(self) -> None:
         pass
 
+    def has_more(self) -> bool:
+        return False
+
     def pause_reading(self) -> None:
         self.paused = True
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,7 +16,13 @@ from helpers.security.secured_network import SecuredNetwork, client_context, ser
 from helpers.waiting import until
 
 from storage_node.edge import Link
-from storage_node.transport.tls import DATA_FOR_A_SILENT_BYTE, MAX_SILENT_BYTES, RECORD_BYTES, waiting_bytes
+from storage_node.transport.tls import (
+    DATA_FOR_A_SILENT_BYTE,
+    MAX_SILENT_BYTES,
+    MAX_WAITING_BYTES,
+    RECORD_BYTES,
+    waiting_bytes,
+)
 
 
 class Heard:
@@ -115,6 +123,44 @@ async def test_a_peer_that_changes_its_keys_between_much_data_is_served() -> Non
 
             await asyncio.to_thread(stream)
             await until(lambda: served.heard and len(served.heard[0].frames) == count, every_s=0)
+        await until(lambda: served.heard[0].closed, every_s=0)
+
+
+async def test_a_peer_that_takes_no_answers_to_its_changes_of_keys_is_not_heard_until_it_does() -> None:
+    async with serving() as served:
+        peer = await served.peer()
+        with peer.sock:
+            await until(lambda: served.heard, every_s=0)
+            (link,) = served.links()
+            link._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
+            link.send(framed(bytes(16 << 20)))  # more than the kernel takes: what follows waits
+            await until(lambda: link._writing, every_s=0)
+            frame, taken = framed(bytes(27 * DATA_FOR_A_SILENT_BYTE)), threading.Event()
+
+            def change_keys() -> None:
+                for _ in range(2 * MAX_WAITING_BYTES // 27):
+                    if taken.is_set():
+                        break
+                    records = map(peer.record, (frame[:RECORD_BYTES], frame[RECORD_BYTES:]))
+                    peer.send(b"".join([peer.key_update(asks=True), *records]))
+                peer.send(peer.record(framed(b"the last")))
+
+            def take() -> None:
+                while b"the last" not in served.heard[0].frames and not served.heard[0].closed:
+                    if select.select([peer.sock], [], [], 0.01)[0]:
+                        peer.sock.recv(1 << 20)
+
+            changing = asyncio.create_task(asyncio.to_thread(change_keys))
+            await until(lambda: link._tls.stalled or b"the last" in served.heard[0].frames, every_s=0)
+            assert b"the last" not in served.heard[0].frames, "all was heard, and no answer taken"
+            assert not link._reading
+            assert link._tls._waiting == sum(map(len, link._tls._leaving))
+            assert MAX_WAITING_BYTES < link._tls._waiting < MAX_WAITING_BYTES + MAX_SILENT_BYTES
+            assert len(link._tls._leaving) < 16, "small pieces are joined"
+            taken.set()
+            await asyncio.gather(changing, asyncio.to_thread(take))
+            assert served.heard[0].frames[-1] == b"the last"
+            assert served.heard[0].closed == []
         await until(lambda: served.heard[0].closed, every_s=0)
 
 

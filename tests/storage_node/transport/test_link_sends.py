@@ -85,3 +85,21 @@ def test_an_idle_end_keeps_nothing_of_what_was_sent_and_read() -> None:
     finally:
         client.socket.close()
         server.socket.close()
+
+
+def test_more_pieces_than_the_kernel_takes_by_a_call_leave_by_several() -> None:
+    client, server = shaken_ends()
+    try:
+        for number in range(2000):
+            client._leaving.append(bytes((number % 256,)))
+        client._waiting = 2000
+        found = b""
+        while not client._flush():
+            found += server.socket.recv(4096)
+        while len(found) < 2000:
+            found += server.socket.recv(4096)
+        assert found == bytes(number % 256 for number in range(2000))
+        assert client._waiting == 0
+    finally:
+        client.socket.close()
+        server.socket.close()

@@ -564,6 +564,7 @@ async def test_those_that_have_proved_nothing_are_bounded_in_number(
     await until(lambda: clients[1].closed.is_set(), every_s=0)
     assert [client.closed.is_set() for client in clients] == [True, True, False, False, False]
     assert len(bookie._unproved) == 3
+    assert not bookie._unproved._silent, "an AUTH begins a proof"
     assert "others wait to" in secured.notes.refused()
 
 
