@@ -437,6 +437,9 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
             except OSError as error:
                 self.logger.warning("Cannot resolve %s: %s", host, error)
         self._refusals.tried_next(self.client.hosts, found)
+        there = {(address, port) for _, address, port in found}
+        for where in [one for one, probe in self._kinds.items() if one not in there and probe.ended]:
+            del self._kinds[where]  # a server that has another address now, or is none any more
         random.shuffle(found)
         return sorted(found, key=lambda one: (one[1:] == self._silent, not self._is_near(one[0], one[2])))
 
@@ -482,7 +485,7 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         ended = super().stop(timeout)
         if self._probe is not None:
             self._probe.end()
-        for probe in self._kinds.values():
+        for probe in list(self._kinds.values()):  # kazoo's thread may still run, and ask another server
             probe.end()
         return ended
 

@@ -66,6 +66,7 @@ class ShutLink(PretendedLink):
 
     secured = False
     certificate: bytes | None = None
+    shown: tuple[bytes, ...] | None = None
     between_frames = True
 
     def __init__(self) -> None:
@@ -160,6 +161,7 @@ class SecuredLink(PretendedLink):
 
     secured = True
     certificate: bytes | None = None
+    shown: tuple[bytes, ...] | None = None
     between_frames = True
 
     def send(self, *buffers: Buffer) -> None:

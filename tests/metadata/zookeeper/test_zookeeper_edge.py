@@ -215,3 +215,30 @@ async def test_a_near_server_that_hangs_is_tried_last_until_it_answers(monkeypat
             await asyncio.to_thread(connection._connect, *near)
         connection._socket.close()
         assert connection._expand_client_hosts()[-1] == near
+
+
+class Asked:
+    """A question to a server's port; another one begins while it is ended."""
+
+    def __init__(self, connection: BoundedConnection, *, ended: bool) -> None:
+        self._connection = connection
+        self.ended = ended
+        self.given_up = False
+
+    def end(self) -> None:
+        self.given_up = True
+        self._connection._kinds["127.0.0.9", 9] = Asked(self._connection, ended=True)  # type: ignore[assignment]
+
+
+async def test_of_servers_that_are_not_listed_any_more_nothing_is_kept_and_an_end_meets_no_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection, _ = await servers_in_order("127.0.0.1:1", monkeypatch)
+    kinds: dict[tuple[str, int], Asked] = connection._kinds  # type: ignore[assignment]
+    for where, ended in ((("127.0.0.1", 1), True), (("127.0.0.2", 2), True), (("127.0.0.3", 3), False)):
+        kinds[where] = Asked(connection, ended=ended)
+    connection._expand_client_hosts()
+    assert set(kinds) == {("127.0.0.1", 1), ("127.0.0.3", 3)}, "a question that goes on has to be ended yet"
+    before = list(kinds.values())
+    connection.stop(0)
+    assert all(one.given_up for one in before)
