@@ -440,7 +440,7 @@ def decode_content(
 ) -> list[LogRecord]:
     """Decode as `decode_entry`, records that are out of their envelope."""
     records: list[LogRecord] = []
-    offset = slot = expanded = 0
+    offset = slot = payloads = lengths = 0
     while offset < len(content):
         dlsn = DLSN(lssn, entry_id, slot)
         header = decode_header(content, offset, len(content), dlsn)
@@ -449,10 +449,12 @@ def decode_content(
             records.append(_record(header, bytes(body), dlsn, start_sequence_id))
             slot += 1
         elif expand_record_sets:
-            # The bound is the entry's: many small sets could expand to as much as one large one.
-            members = decode_record_set(body, dlsn, limit=max(MAX_EXPANDED_BYTES - expanded, 0))
+            # The bound is the entry's: many small sets could expand to as much as one large one. Payloads may be empty,
+            # so their lengths are held to it as well, but by themselves: what fitted without them still does.
+            members = decode_record_set(body, dlsn, limit=max(MAX_EXPANDED_BYTES - max(payloads, lengths), 0))
             records += expand(header, members, dlsn, start_sequence_id)
-            expanded += expanded_bytes(body)  # with the lengths: payloads may be empty
+            payloads += sum(map(len, members))
+            lengths += _LENGTH_BYTES * len(members)
             slot += len(members)
         else:
             count = record_set_count(body, dlsn)

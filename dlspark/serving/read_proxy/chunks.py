@@ -84,7 +84,7 @@ class OpenedEntry:
     """The entry of a proxy's logs that was expanded last, where its records are too much for one part.
 
     A reader that gets it in sixty parts does not have it expanded sixty times. There is one for all logs, until another
-    is opened, so no more than `MAX_EXPANDED_BYTES` are kept.
+    is opened, so no more than `MAX_EXPANDED_BYTES` of payload are kept, and its rows' columns.
     """
 
     def __init__(self) -> None:

@@ -49,7 +49,10 @@ class Unproved:
     def came(self, gate: ShutGate) -> None:
         """Count one more."""
         if len(self._waiting) >= MAX_NEWCOMERS:
-            self._turn_out(next(iter(self._silent or self._waiting)), "it has proved nothing yet, and others wait to")
+            # Where most have begun, those who have not are honest ones that have only just come as likely as not.
+            many = 2 * len(self._silent) >= len(self._waiting)
+            goes = next(iter(self._silent if many else self._waiting))
+            self._turn_out(goes, "it has proved nothing yet, and others wait to")
         self._waiting[gate] = asyncio.get_running_loop().call_later(self.limit_s, self._late, gate, True)
         self._silent[gate] = None
 

@@ -92,3 +92,11 @@ def test_all_sets_of_an_entry_share_its_bound_also_where_their_payloads_are_empt
     assert len(entries.decode_content(memoryview(one), 1, 0, 0)) == 20_000
     with pytest.raises(InvalidEntryError, match="at most 20000 are accepted"):
         entries.decode_content(memoryview(three), 1, 0, 0)
+
+
+def test_lengths_take_nothing_from_the_bound_of_payloads(monkeypatch):
+    """Sets of short payloads, whose payloads alone are within the bound of an entry, were always readable."""
+    monkeypatch.setattr(entries, "MAX_EXPANDED_BYTES", 100_000)
+    encoded = encode_record_set([b"12345678"] * 1_000, Compression.LZ4)  # 8,000 bytes of payload, 4,000 of lengths
+    sets = b"".join(encode_header(1, len(encoded), 1_000 * n, FLAG_RECORD_SET) + encoded for n in range(12))
+    assert len(entries.decode_content(memoryview(sets), 1, 0, 0)) == 12_000

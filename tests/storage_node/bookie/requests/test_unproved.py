@@ -30,29 +30,33 @@ class Gate:
 
 @pytest.fixture(name="few")
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unproved, "MAX_NEWCOMERS", 3)
+    monkeypatch.setattr(unproved, "MAX_NEWCOMERS", 4)
 
 
 @pytest.mark.usefixtures("few")
-async def test_those_that_have_begun_no_proof_go_first_and_then_the_oldest() -> None:
+async def test_those_that_have_begun_no_proof_go_first_where_they_are_many_else_the_oldest() -> None:
     waiting = Unproved(3600.0)
-    gates = [Gate(waiting) for _ in range(3)]
+    gates = [Gate(waiting) for _ in range(4)]
     waiting.began(gates[0])
     waiting.began(gates[2])
     gates.append(Gate(waiting))
-    assert [bool(gate.reasons) for gate in gates] == [False, True, False, False], "the silent one, not the oldest"
+    assert _turned_out(gates) == [1], "the oldest silent one, not the oldest"
     waiting.began(gates[3])
     gates.append(Gate(waiting))
-    assert [bool(gate.reasons) for gate in gates] == [True, True, False, False, False], "all had begun: the oldest"
+    assert _turned_out(gates) == [0, 1], "three of four have begun: the oldest, not the one that has just come"
     gates.append(Gate(waiting))
-    assert [bool(gate.reasons) for gate in gates] == [True, True, False, False, True, False]
-    assert len(waiting) == 3
+    assert _turned_out(gates) == [0, 1, 4]
+    assert len(waiting) == 4
     assert gates[1].reasons == ["it has proved nothing yet, and others wait to"]
     for gate in gates:
         waiting.left(gate)
-    waiting.began(gates[5])  # it has left: nothing is kept of it
+    waiting.began(gates[6])  # it has left: nothing is kept of it
     assert not len(waiting)
     assert not waiting._silent
+
+
+def _turned_out(gates: list[Gate]) -> list[int]:
+    return [number for number, gate in enumerate(gates) if gate.reasons]
 
 
 async def test_whose_bytes_were_not_read_yet_has_a_moment_more_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
