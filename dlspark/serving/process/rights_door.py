@@ -7,11 +7,13 @@ Every operation has its verbs (`VERBS_OF`); who may do one of them to the log is
 | ReadBatch | read |
 | WriteRecords, BeginEpoch, SetFencingToken, Heartbeat | write; and create, where the log is not there yet |
 | TruncateStream, CreateStream, DeleteStream | truncate, create, delete |
-| ReleaseStream, MoveStream | administer |
+| ReleaseStream, MoveStream, TakeStream | administer |
 | AcceptStreams | administer, on the pattern `*`: it concerns the whole proxy |
-| TakeStream | a proxy asks it, known by its certificate's role; else administer |
 | FindOwner | any verb on the log |
 | Handshake, ListProxies | none; but only those of a proxy's logs are listed on which the caller has a verb |
+
+A proxy, known by its certificate's role, may hand a log over without a verb on it: TakeStream, and the Heartbeat that
+asks whether it has been taken and writes nothing.
 
 What is refused is answered with 403, which clients do not try again; the reason that the caller gets names no rule, the
 audit trail's does. What upstream's access control denies stays denied behind this door.
@@ -174,7 +176,7 @@ class RightsDoor:
     def may_create(self, caller: Caller, stream: str, *, noted: bool) -> bool:
         """Return whether what this caller writes may make the log, which is not there. `noted`: this is the decision,
         and the trail has it."""
-        decision, error = self._judge(caller, CreateStream, (Verb.CREATE,), stream)
+        decision, error = self._judge(caller, CreateStream, (Verb.CREATE,), stream, hands_over=False)
         if noted:
             self._note(caller, CreateStream, (Verb.CREATE,), stream, decision, allowed=error is None)
         return decision.allowed
@@ -231,7 +233,8 @@ class RightsDoor:
         kind = type(request)
         verbs = VERBS_OF.get(kind)
         stream: str | None = getattr(request, "stream", None)
-        decision, error = self._judge(caller, kind, verbs, stream)
+        hands_over = kind is TakeStream or (isinstance(request, Heartbeat) and not request.to_readers)
+        decision, error = self._judge(caller, kind, verbs, stream, hands_over=hands_over)
         known = self._known.get(caller)
         if known is not None and error is None and stream is not None and len(stream) <= MAX_LOG_CHARS:
             if len(known.allowed) >= MAX_KNOWN:
@@ -266,9 +269,15 @@ class RightsDoor:
         )
 
     def _judge(
-        self, caller: Caller, kind: type[Request], verbs: tuple[Verb, ...] | None, stream: str | None
+        self,
+        caller: Caller,
+        kind: type[Request],
+        verbs: tuple[Verb, ...] | None,
+        stream: str | None,
+        *,
+        hands_over: bool,
     ) -> tuple[Decision, DistributedLogError | None]:
-        """Return the decision, and the error where it is a refusal."""
+        """Return the decision, and the error where it is a refusal. `hands_over`: proxies ask it of each other."""
         unwritten = self._noted.refuses
         if unwritten is not None:
             return Decision(False, unwritten), ServiceUnavailableError(
@@ -291,7 +300,7 @@ class RightsDoor:
                 log=stream,
                 advice="Connect anew, with a certificate or token that is valid",
             )
-        decision = self._decide(principal, caller, kind, verbs, stream)
+        decision = self._decide(principal, caller, kind, verbs, stream, hands_over=hands_over)
         if decision.allowed:
             return decision, None
         return decision, _denied_error(principal, verbs, stream) if decision.known else _unknown_error(stream)
@@ -303,6 +312,8 @@ class RightsDoor:
         kind: type[Request],
         verbs: tuple[Verb, ...] | None,
         stream: str | None,
+        *,
+        hands_over: bool,
     ) -> Decision:
         if verbs is None:
             return Decision(False, f"no verb is known for {kind.__name__}")
@@ -310,7 +321,7 @@ class RightsDoor:
             return _ALLOWED_PROVED
         restrictions = caller.restrictions or UNRESTRICTED
         if (
-            kind is TakeStream
+            hands_over
             and PROXY_ROLE in principal.roles
             and principal.scheme is Scheme.TLS
             and restrictions is UNRESTRICTED

@@ -44,7 +44,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.request_checks import check_stream_length, check_stream_parts
 from dlspark.serving.write_proxy.streams.execution import RequestHandlers, TakenRequest
-from dlspark.serving.write_proxy.streams.hand_over import Forwarder, hand_over, same_proxy
+from dlspark.serving.write_proxy.streams.hand_over import Forwarder, confirmed, hand_over, same_proxy
 from dlspark.serving.write_proxy.streams.model import StreamState
 from dlspark.serving.write_proxy.streams.stream_host import (
     check_permitted,
@@ -231,7 +231,7 @@ class RareRequests:
         if self._forwarder is None:
             raise OperationNotServedError("this proxy knows no way to others", log=stream.name)
         await hand_over(stream, host, self._forwarder, request.target)
-        return Done()
+        return await confirmed(stream.name, host, self._forwarder, request.target)
 
     async def _take(self, _taken: TakenRequest, request: TakeStream) -> Answer:
         """Begin to take a stream over from the proxy that asks, which gives it up when this is answered."""

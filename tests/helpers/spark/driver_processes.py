@@ -24,7 +24,9 @@ class Spawner:
         self._started: list[ForkServerProcess] = []
 
     def __call__(self, plan: Plan, seed: int, environment: dict[str, str] | None = None) -> ForkServerProcess:
-        process = self._context.Process(target=drive, args=(plan, seed, environment or {}))
+        # The fork server has the environment of the test that used it first: as whom a test acts is in this one's.
+        own = {**os.environ, **(environment or {})}
+        process = self._context.Process(target=drive, args=(plan, seed, own))
         process.start()
         self._started.append(process)
         return process

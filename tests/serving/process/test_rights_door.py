@@ -214,6 +214,14 @@ def test_a_log_is_taken_over_for_a_proxy_that_shows_its_certificate() -> None:
     assert is_denied(entrance.ask(REQUESTS[TakeStream], PROXY, restrictions=Restrictions()))
 
 
+def test_a_proxy_asks_whether_a_log_was_taken_over_and_writes_nothing_by_that() -> None:
+    entrance = Entrance()
+    assert not is_denied(entrance.ask(Heartbeat("orders"), PROXY))
+    assert is_denied(entrance.ask(Heartbeat("orders", to_readers=True), PROXY))
+    assert is_denied(entrance.ask(Heartbeat("orders"), ALICE))
+    assert is_denied(entrance.ask(Heartbeat("orders"), replace(PROXY, scheme=Scheme.TOKEN)))
+
+
 def test_who_may_create_what_it_writes() -> None:
     entrance = Entrance("allow user:alice write *", "allow user:alice create orders*")
     assert entrance.door.may_create(Caller("a:1", ALICE), "orders2", noted=False)
@@ -296,10 +304,10 @@ async def test_what_waits_is_judged_anew_only_where_something_has_changed(monkey
     judged = 0
     judge = entrance.door._judge
 
-    def counted(*given: object) -> object:
+    def counted(*given: object, **named: object) -> object:
         nonlocal judged
         judged += 1
-        return judge(*given)  # type: ignore[arg-type]
+        return judge(*given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(entrance.door, "_judge", counted)
     await entrance.door.recheck()

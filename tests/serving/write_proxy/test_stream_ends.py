@@ -9,13 +9,17 @@ from helpers.serving.proxy_world import SESSION_S, Proxy, ProxyWorld, answers, p
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
 
+from dlspark.errors import ServiceUnavailableError
+from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
+    Answer,
     Applied,
     BulkReceipt,
     DeleteStream,
     Done,
     FindOwner,
     Handshake,
+    Heartbeat,
     MoveStream,
     OwnerFound,
     ProducerStamp,
@@ -23,6 +27,7 @@ from dlspark.serving.protocol.operations import (
     ProxyStatus,
     Refusal,
     ReleaseStream,
+    Request,
     RequestContext,
     StatusCode,
     TakeStream,
@@ -406,6 +411,38 @@ async def test_a_stream_may_be_moved_back_at_once() -> None:
             assert await source.ask(MoveStream("events", target.location)) == Done()
             assert isinstance(await target.write("events", b"b"), WriteReceipt)
             assert await owner_of(world, "events") == [target]
+
+
+@virtual_time
+async def test_a_move_is_answered_by_what_the_target_says_of_the_stream_then() -> None:
+    async with proxies() as world:
+        first, second, third = [await world.proxy(number) for number in (1, 2, 3)]
+        await first.write("events", b"a")
+        asked_peers, came = world.peers.call, asyncio.Event()
+
+        async def gone_on(location: str, request: Request, timeout_ms: int = 10_000) -> Answer:
+            if isinstance(request, Heartbeat) and location == second.location and not came.is_set():
+                came.set()
+                await until(lambda: second.service.streams_owned == ["events"])
+                assert await second.ask(MoveStream("events", third.location)) == Done()
+            return await asked_peers(location, request, timeout_ms)
+
+        world.peers.call = gone_on  # type: ignore[method-assign]
+        found = await first.ask(MoveStream("events", second.location))
+        assert isinstance(found, Refusal)
+        assert (found.code, found.location) == (StatusCode.FOUND, third.location)
+
+        async def lost(location: str, request: Request, timeout_ms: int = 10_000) -> Answer:
+            if isinstance(request, Heartbeat):
+                return refusal_of(ServiceUnavailableError("it is away"))
+            return await asked_peers(location, request, timeout_ms)
+
+        world.peers.call = lost  # type: ignore[method-assign]
+        unknown = await third.ask(MoveStream("events", first.location))
+        assert isinstance(unknown, Refusal)
+        assert unknown.applied is Applied.UNKNOWN
+        assert f"given up here for {first.location}, which does not serve it yet: it is away" in unknown.message
+        assert isinstance(await first.write("events", b"b"), WriteReceipt)
 
 
 @virtual_time

@@ -7,6 +7,9 @@
     segment, releases the lock            ->  has the lock, opens the writer: nothing is to be recovered
     answers what waited: found at target      holds what comes until the writer is open
 
+A move that was asked for is answered when the target says that the writer is open (`confirmed`): whoever asks then who
+owns the stream finds it there. A proxy that shuts down does not wait for that.
+
 From the moment at which the source gives up it begins nothing, so what clients send again to the target comes behind
 everything that the source has answered. Both remember the move: the source says where the stream is for two thirds of
 the session timeout, the target forgets that the source had it.
@@ -28,7 +31,15 @@ from typing import Final, Protocol, TypeVar
 
 from dlspark.errors import StreamUnavailableError
 from dlspark.serving.protocol.failures import error_of
-from dlspark.serving.protocol.operations import Answer, Refusal, Request, TakeStream
+from dlspark.serving.protocol.operations import (
+    Answer,
+    Done,
+    Heartbeat,
+    Refusal,
+    Request,
+    StatusCode,
+    TakeStream,
+)
 from dlspark.serving.write_proxy.streams.execution import found_at
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
 from dlspark.serving.write_proxy.streams.stream_host import StreamHost
@@ -84,6 +95,24 @@ async def hand_over(stream: ProxyStream, host: StreamHost, forwarder: Forwarder,
         raise OutcomeUnknownError(
             "the stream's writer is still being closed: it goes on, and the target takes the stream then", log=name
         )
+
+
+async def confirmed(stream: str, host: StreamHost, forwarder: Forwarder, target: str) -> Answer:
+    """Wait until the target of a hand-over says that it serves the stream; return what is to be answered for the move.
+
+    That is Done, or FOUND where the stream has come to another proxy since. Raises OutcomeUnknownError where the target
+    does not say so.
+    """
+    answer = await forwarder.call(target, Heartbeat(stream), host.settings.take_timeout_ms)
+    if not isinstance(answer, Refusal):
+        return Done()
+    if answer.code is StatusCode.FOUND and answer.location:
+        return answer
+    raise OutcomeUnknownError(
+        f"the stream was given up here for {target}, which does not serve it yet: {answer.message}",
+        log=stream,
+        advice="dlspark proxy owners says who has it; where nobody has, the next write makes a proxy take it",
+    )
 
 
 async def one_by_one(streams: Iterable[Stream], end: Callable[[Stream], Awaitable[None]], time_s: float) -> int:
