@@ -171,7 +171,7 @@ async def test_what_a_lost_secured_node_held_is_replicated_again(
             await until(lambda: secured.refusals() > refused, "our nodes refuse the stranger", every_s=0.1)
         assert [await ask("ledger.metadata", ledger=one) for one in ledger_ids] == before
         async with secured.recovery(repairer, secured.auditor):
-            await asyncio.wait_for(repaired(ask, ledger_ids, name), REPAIR_WITHIN_S)
+            await asyncio.wait_for(repaired(ask, ledger_ids, name, secured.theirs), REPAIR_WITHIN_S)
         await read_by_both(ask, cluster, ledger_ids, secured.ours)
     finally:
         await asyncio.to_thread(gone.start if gone is not None else cluster.restore)
