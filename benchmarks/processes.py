@@ -75,15 +75,9 @@ def spent_between(first: dict[_Key, Spent], last: dict[_Key, Spent], now: dict[_
     return total
 
 
-def own_cpu_s(pid: int) -> float:
-    """Return the processor seconds of one process without its children, so far."""
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
-
-
 def exact_cpu_s(pid: int) -> float:
-    """Return the same to the nanosecond, where the kernel keeps a clock for each process (Linux): windows may be short,
-    and what others show counts in hundredths of a second."""
+    """Return the processor seconds of one process without its children, so far, to the nanosecond: the kernel keeps a
+    clock for each process (Linux). Windows may be short, and what others show counts in hundredths of a second."""
     return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) makes of a process id
 
 
