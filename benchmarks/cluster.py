@@ -109,10 +109,15 @@ def run(coroutine: Coroutine[object, object, _T]) -> _T:
 
 
 def _metrics(node_directory: Path) -> dict[str, float]:
-    """Read the numbers on a node's page that have no labels; its log says the port."""
+    """Read a node's page; its log says the port."""
     port = re.findall(r"HTTP is served on port (\d+)", (node_directory / "bookie.log").read_text())[-1]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
-        lines = [line.split() for line in page.read().decode().splitlines() if line[0] != "#" and "{" not in line]
+        return numbers_in(page.read().decode())
+
+
+def numbers_in(page: str) -> dict[str, float]:
+    """Return the numbers of a page in Prometheus' format that have no labels."""
+    lines = [line.split() for line in page.splitlines() if line and line[0] != "#" and "{" not in line]
     return {words[0]: float(words[1]) for words in lines}
 
 

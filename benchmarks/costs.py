@@ -160,9 +160,8 @@ class Watch:
             self._done[name] = summed([difference(before, after) for before, after in looks])
         if self._tree is not None and self._jvm is not None:
             jvm_s, tree_s = exact_cpu_s(self._jvm) - self._jvm_s, self._tree.seconds()
-            # The tree is counted in hundredths of seconds, so that workers that did nothing may come out below 0.
-            workers_s = max(0.0, tree_s - jvm_s)
-            self._done |= {"JVM": {PROCESSOR: jvm_s * 1e6}, "Python workers": {PROCESSOR: workers_s * 1e6}}
+            # The JVM was looked at within the looks at its tree: what is left is not below 0.
+            self._done |= {"JVM": {PROCESSOR: jvm_s * 1e6}, "Python workers": {PROCESSOR: (tree_s - jvm_s) * 1e6}}
         for name, counted in self._counters().items():
             grown = {what: number - self._counted[name][what] for what, number in counted.items()}
             self._done.setdefault(name, {}).update(grown)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,13 +124,22 @@ def other_revision(name: str, directory: Path) -> Iterator[Revision]:
         _git("worktree", "add", "--detach", str(folder), commit, about=name)
         yield Revision(f"{name} ({commit[:12]})", folder)
     finally:
-        subprocess.run([*_GIT, "worktree", "remove", "--force", str(folder)], capture_output=True, check=False)
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a worktree, also one that is dirty, or was being made when this process was stopped."""
+    # Forced twice: while git makes a worktree it is locked.
+    remove = [*_GIT, "worktree", "remove", "--force", "--force", str(folder)]
+    if subprocess.run(remove, capture_output=True, check=False).returncode:
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([*_GIT, "worktree", "prune"], capture_output=True, check=False)
 
 
 def this_tree() -> Revision:
     """Return the working tree that this process runs. Raises RevisionError where it is not one of git's."""
     commit = _git("rev-parse", "HEAD", about="this working tree")
-    changed = _git("status", "--porcelain", "--untracked-files=no", about="this working tree")
+    changed = _git("status", "--porcelain", about="this working tree")
     return Revision(f"this working tree ({commit[:12]}{', changed' if changed else ''})", ROOT)
 
 

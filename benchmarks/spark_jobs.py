@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from benchmarks.cluster import Cluster
-from benchmarks.costs import CLIENT, Watch, Window, costs_of, within
+from benchmarks.costs import Watch, Window, costs_of, within
 from benchmarks.proxies import read_proxy
 from benchmarks.results import Row, Target
 from benchmarks.session import CORES, batch_ms, jvm_pid
@@ -81,15 +81,15 @@ class SparkBenchmark:
         rows = SOURCE_REPEATS * rows_per_repeat()
         run_until_steady([self._read_identical, self._read_ours])
         watch = self._watch()
-        before, ours = _seconds(self._read_identical), _seconds(self._read_ours, watch, rows)
-        after = _seconds(self._read_identical)
+        before, ours = seconds_of(self._read_identical), seconds_of(self._read_ours, watch, rows)
+        after = seconds_of(self._read_identical)
         self._source.add(rows / ours / 1e3, rows / before / 1e3, rows / after / 1e3, costs=costs_of("row", watch))
         self._through_proxy(rows)
         run_until_steady([partial(self._write, name) for name in (UNPUBLISHED, "distributedlog")])
         watch = self._watch()
-        before = _seconds(partial(self._write, UNPUBLISHED))
-        ours = _seconds(partial(self._write, "distributedlog"), watch, SINK_ROWS)
-        after = _seconds(partial(self._write, UNPUBLISHED))
+        before = seconds_of(partial(self._write, UNPUBLISHED))
+        ours = seconds_of(partial(self._write, "distributedlog"), watch, SINK_ROWS)
+        after = seconds_of(partial(self._write, UNPUBLISHED))
         before, ours, after = (SINK_ROWS / each / 1e3 for each in (before, ours, after))
         self._sink.add(ours, before, after, costs=costs_of("row", watch))
         self._micro_batches()
@@ -105,16 +105,18 @@ class SparkBenchmark:
         self._own_share.add(ours, python_before, python_after)
 
     def _watch(self, **others: int) -> Watch:
-        """Return what looks at the driver, Spark's JVM and its workers, the cluster and what else takes part."""
-        processes = {CLIENT: [os.getpid()]} | {name: [pid] for name, pid in others.items()}
-        return self._cluster.watch(processes, jvm=jvm_pid(self._spark))
+        return watch_of_spark(self._cluster, self._spark, **others)
 
     def _through_proxy(self, rows: int) -> None:
         with read_proxy(self._uri, self._directory) as proxy:
             proxied = partial(self._read_ours, proxy.address)
             run_until_steady([proxied])  # the proxy is new, and so are the connections of all workers
             watch = self._watch(proxy=proxy.pid)
-            before, ours, after = _seconds(self._read_ours), _seconds(proxied, watch, rows), _seconds(self._read_ours)
+            before, ours, after = (
+                seconds_of(self._read_ours),
+                seconds_of(proxied, watch, rows),
+                seconds_of(self._read_ours),
+            )
         self._proxied.add(rows / ours / 1e3, rows / before / 1e3, rows / after / 1e3, costs=costs_of("row", watch))
 
     def _prepare(self) -> None:
@@ -187,14 +189,20 @@ def run_until_steady(jobs: Sequence[Job], time_s: Callable[[Job], float] | None 
     """Run jobs in turn, uncounted, until none has got faster, `MOST_WARM_UPS` times at most; returns how often."""
     fastest = [math.inf] * len(jobs)
     for runs in range(1, MOST_WARM_UPS + 1):
-        times = [(time_s or _seconds)(job) for job in jobs]
+        times = [(time_s or seconds_of)(job) for job in jobs]
         if not any(took < STEADY * before for took, before in zip(times, fastest, strict=True)):
             return runs
         fastest = list(map(min, times, fastest))
     return MOST_WARM_UPS
 
 
-def _seconds(job: Job, window: Window | None = None, units: int = 0) -> float:
+def watch_of_spark(cluster: Cluster, spark: SparkSession, **others: int) -> Watch:
+    """Return what looks at the driver, Spark's JVM and its workers, the cluster and what else takes part."""
+    processes = {"driver": [os.getpid()]} | {name: [pid] for name, pid in others.items()}
+    return cluster.watch(processes, jvm=jvm_pid(spark))
+
+
+def seconds_of(job: Job, window: Window | None = None, units: int = 0) -> float:
     """Return how long the job takes, which is as many units for the window."""
     with within(window):
         begin = time.perf_counter()

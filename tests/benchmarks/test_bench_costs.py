@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cluster import numbers_in
 from benchmarks.costs import (
     CLIENT,
     PROCESSOR,
@@ -149,6 +150,12 @@ def test_syncs_of_another_process_are_counted_or_it_is_said_why_not(tmp_path: Pa
         child.stdin.close()
     assert bool(calls.missing) != bool(calls.figures)
     assert calls.missing or calls.figures["child"]["fsyncs"] == 2.0
+
+
+def test_what_nodes_have_counted_is_read_from_their_page() -> None:
+    page = "# HELP bookie_adds_total Adds\n# TYPE bookie_adds_total counter\nbookie_adds_total 12.0\n\n"
+    labelled = 'bookie_dir_free_bytes{directory="/some where"} 5.0\nbookie_SERVER_STATUS -1.0\n'
+    assert numbers_in(page + labelled) == {"bookie_adds_total": 12.0, "bookie_SERVER_STATUS": -1.0}
 
 
 def test_costs_are_a_table_of_their_own_and_in_the_json() -> None:
