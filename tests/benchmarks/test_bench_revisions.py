@@ -25,17 +25,14 @@ def benchmarks_at(directory: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "benchmarks", f"--dir={directory}", *arguments]
 
 
-def worktrees() -> list[str]:
-    done = subprocess.run(["git", "-C", str(ROOT), "worktree", "list"], capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
-
-
-def left_in(directory: Path) -> list[Path]:
-    return list(directory.iterdir())
+def left_in(directory: Path) -> list[str]:
+    """What is left of a comparison: its files, and what git still knows of its worktree. Others may come and go."""
+    known = subprocess.run(["git", "-C", str(ROOT), "worktree", "list"], capture_output=True, text=True, check=True)
+    return [*map(str, directory.iterdir()), *(line for line in known.stdout.splitlines() if str(directory) in line)]
 
 
 def test_two_revisions_are_measured_in_turns_and_nothing_is_left(tmp_path: Path) -> None:
-    before, files, result = worktrees(), tmp_path / "files", tmp_path / "compared.json"
+    files, result = tmp_path / "files", tmp_path / "compared.json"
     wanted = ("--compare=HEAD", "--section=codec", "--rounds=1", "--seconds=0.2", f"--json={result}")
     done = subprocess.run(
         benchmarks_at(files, *wanted), cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -45,7 +42,7 @@ def test_two_revisions_are_measured_in_turns_and_nothing_is_left(tmp_path: Path)
     compared = json.loads(result.read_text())
     assert {row["row"] for row in compared["rows"]} == {"C1", "C2"}
     assert all(figure["old"] and figure["new"] for row in compared["rows"] for figure in row["figures"])
-    assert (left_in(files), worktrees()) == ([], before)
+    assert left_in(files) == []
 
 
 def test_a_revision_that_there_is_not_is_said_and_nothing_is_measured(tmp_path: Path) -> None:
@@ -58,7 +55,7 @@ def test_a_revision_that_there_is_not_is_said_and_nothing_is_measured(tmp_path: 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_comparison_that_is_stopped_leaves_no_process_and_no_worktree(tmp_path: Path, number: signal.Signals) -> None:
-    before, files = worktrees(), tmp_path / "files"
+    files = tmp_path / "files"
     wanted = benchmarks_at(files, "--compare=HEAD", "--section=codec", "--rounds=9", "--seconds=600")
     with subprocess.Popen(wanted, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         child = measuring(process.pid)
@@ -67,7 +64,7 @@ def test_a_comparison_that_is_stopped_leaves_no_process_and_no_worktree(tmp_path
     assert process.returncode != 0
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
-    assert (left_in(files), worktrees()) == ([], before)
+    assert left_in(files) == []
 
 
 def measuring(parent: int) -> int:
