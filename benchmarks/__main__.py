@@ -1,4 +1,7 @@
-"""`python -m benchmarks`: measure everything, print one table, leave nothing behind."""
+"""`python -m benchmarks`: measure everything, print its tables, leave nothing behind.
+
+With `--compare REV` another revision is measured as well, in turns (`revisions`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -17,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from benchmarks.cluster import Cluster
 from benchmarks.codec import CodecBenchmark
 from benchmarks.cold import ColdBenchmark
+from benchmarks.comparison import NEW, OLD, Turn, compare_turns, comparison_json, comparison_table
 from benchmarks.java_pairs import java_pairs
 from benchmarks.kafka_broker import BROKER_POM, CONNECTOR_POM, KafkaBroker
 from benchmarks.kafka_systems import KafkaLogs
@@ -24,7 +29,8 @@ from benchmarks.logs import LogBenchmark
 from benchmarks.machine import header
 from benchmarks.object_server import object_server, server_program
 from benchmarks.regions import RegionBenchmark
-from benchmarks.results import Row, as_json, compare, table
+from benchmarks.results import Row, as_json, compare, cost_table, table
+from benchmarks.revisions import Revision, RevisionError, common_sections, other_revision, take_turns, this_tree
 from benchmarks.security import Grounds, SecurityBenchmark
 from benchmarks.serving import ServingBenchmark
 from benchmarks.serving_scale import ScaleBenchmark
@@ -55,13 +61,22 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _leave)
     if options.dir is not None:
         Path(options.dir).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="dlspark-bench-", dir=options.dir) as name, ExitStack() as stack:
+    sections = options.section or SECTIONS
+    with tempfile.TemporaryDirectory(prefix="dlspark-bench-", dir=options.dir) as name:
         directory = Path(name)
-        if shutil.disk_usage(directory).free < NEEDED_BYTES:
+        if set(sections) != {"codec"} and shutil.disk_usage(directory).free < NEEDED_BYTES:
             print(f"fewer than {NEEDED_BYTES >> 30} GB are free in {directory}: name another --dir", file=sys.stderr)
             return 2
         print(header(directory, options.rounds, options.seconds), end="\n\n", flush=True)
-        benchmarks = _benchmarks(options.section or SECTIONS, directory, stack)
+        if options.compare is not None:
+            return _compare(options, sections, directory)
+        return _measure(options, sections, directory)
+
+
+def _measure(options: argparse.Namespace, sections: Sequence[str], directory: Path) -> int:
+    """Measure the sections of this revision; return 1 if a row missed half of its target or cannot be believed."""
+    with ExitStack() as stack:
+        benchmarks = _benchmarks(sections, directory, stack)
         begin = time.monotonic()
         for number in range(options.rounds):
             for benchmark in benchmarks:
@@ -70,12 +85,46 @@ def main() -> int:
     rows = [row for benchmark in benchmarks for row in benchmark.rows]
     compare(rows)
     print(table(rows))
-    if options.json is not None:
-        options.json.write_text(json.dumps(as_json(rows), indent=1) + "\n")
+    if costs := cost_table(rows):
+        print(f"\nWhat one unit costs each process, by clocks and counters that are exact:\n\n{costs}")
+    _write_json(options, as_json(rows))
     return 0 if all(row.reached_half for row in rows) else 1
 
 
-def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: ExitStack) -> list[Benchmark]:
+def _compare(options: argparse.Namespace, wanted: Sequence[str], directory: Path) -> int:
+    """Measure another revision and this one in turns; return 0, or 2 if one of them could not be measured."""
+    try:
+        with other_revision(options.compare, directory) as old:
+            revisions = {OLD: old, NEW: this_tree()}
+            for revision in revisions.values():
+                revision.check_origins()
+            sections, said = common_sections(wanted, list(revisions.values()))
+            print("\n".join([*(f"{side}: {revision.name}" for side, revision in revisions.items()), *said]), flush=True)
+            if not sections:
+                raise RevisionError("there is no section that both revisions have; nothing was measured")
+            arguments = [f"--seconds={options.seconds}", *(f"--section={section}" for section in sections)]
+            files = directory / "turns"
+            files.mkdir()
+
+            def measure(revision: Revision) -> Turn | None:
+                return revision.measure(arguments, files)
+
+            turns = take_turns(revisions, options.rounds, measure, lambda text: print(text, file=sys.stderr))
+    except RevisionError as error:
+        print(error, file=sys.stderr)
+        return 2
+    found = compare_turns(turns[OLD], turns[NEW])
+    print(f"\n{comparison_table(found)}")
+    _write_json(options, {side: revision.name for side, revision in revisions.items()} | comparison_json(found))
+    return 0 if found.pairs else 2
+
+
+def _write_json(options: argparse.Namespace, value: object) -> None:
+    if options.json is not None:
+        options.json.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def _benchmarks(sections: Sequence[str], directory: Path, stack: ExitStack) -> list[Benchmark]:
     benchmarks: list[Benchmark] = []
     if "codec" in sections:
         benchmarks.append(CodecBenchmark())
@@ -114,7 +163,7 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
     return benchmarks
 
 
-def _spark(sections: list[str] | tuple[str, ...], directory: Path, stack: ExitStack) -> tuple[SparkSession, str]:
+def _spark(sections: Sequence[str], directory: Path, stack: ExitStack) -> tuple[SparkSession, str]:
     """Return a Spark session, one for all, and its jars: Kafka's connector, where it is asked for and can be had."""
     from benchmarks.session import spark_session  # only here: Spark takes seconds to import
 
@@ -129,7 +178,7 @@ def _spark(sections: list[str] | tuple[str, ...], directory: Path, stack: ExitSt
 
 
 def _spark_benchmarks(
-    sections: list[str] | tuple[str, ...],
+    sections: Sequence[str],
     cluster: Cluster,
     directory: Path,
     stack: ExitStack,
@@ -171,6 +220,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one window (default %(default)s)")
     parser.add_argument("--dir", help="where to put the nodes' files; choose the disk you mean to measure")
     parser.add_argument("--json", type=Path, help="also write every round's figures to this file")
+    parser.add_argument(
+        "--compare", metavar="REV", help="measure this revision of git as well, in turns, and say where they differ"
+    )
     options = parser.parse_args()
     if options.rounds < 1 or options.seconds <= 0:
         parser.error("rounds and seconds must be above 0")

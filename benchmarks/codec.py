@@ -5,9 +5,11 @@ For information: the targets are on what a reader and a writer reach with it (ro
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
+from benchmarks.costs import CLIENT, Costs, Watch, costs_of
 from benchmarks.limits import memory_bytes_per_s
 from benchmarks.payloads import ENTRY_BYTES, Records, any_lengths, equal_lengths
 from benchmarks.results import Row
@@ -26,11 +28,11 @@ class CodecBenchmark:
     def round(self, seconds: float) -> None:
         """Measure each row once, with the copy measured before and after."""
         before = memory_bytes_per_s(ENTRY_BYTES, seconds / 10)
-        figures = [(decode, encode, *_measure(records, seconds)) for records, decode, encode in self._cases]
+        figures = [(decode, encode, _measure(records, seconds)) for records, decode, encode in self._cases]
         after = memory_bytes_per_s(ENTRY_BYTES, seconds / 10)
-        for decode, encode, decoded, encoded in figures:
-            decode.add(decoded / 1e6, before / 1e6, after / 1e6)
-            encode.add(encoded / 1e6, before / 1e6, after / 1e6)
+        for decode, encode, measured in figures:
+            for row, (rate, costs) in zip((decode, encode), measured, strict=True):
+                row.add(rate / 1e6, before / 1e6, after / 1e6, costs=costs)
 
 
 def _rows(records: Records) -> tuple[Row, Row]:
@@ -42,10 +44,10 @@ def _rows(records: Records) -> tuple[Row, Row]:
     )
 
 
-def _measure(records: Records, seconds: float) -> tuple[float, float]:
-    """Return bytes per second decoded and encoded."""
+def _measure(records: Records, seconds: float) -> tuple[tuple[float, Costs], tuple[float, Costs]]:
+    """Return bytes per second decoded and encoded, and what a record cost."""
     entries = [(i, memoryview(entry)) for i, entry in enumerate(records.entries())]
-    size = sum(len(entry) for _, entry in entries)
+    size, count = sum(len(entry) for _, entry in entries), len(records.txids)
 
     def decode() -> None:
         decode_entries(entries, lssn=1, start_sequence_id=0)
@@ -54,14 +56,20 @@ def _measure(records: Records, seconds: float) -> tuple[float, float]:
         for _ in encode_entries(records.txids, records.payloads, first_position=1, max_entry_bytes=ENTRY_BYTES):
             pass
 
-    return size * _per_second(decode, seconds), size * _per_second(encode, seconds)
+    def measured(work: Callable[[], None]) -> tuple[float, Costs]:
+        watch = Watch({CLIENT: [os.getpid()]})
+        return size * _per_second(work, seconds, watch, count), costs_of("record", watch)
+
+    return measured(decode), measured(encode)
 
 
-def _per_second(work: Callable[[], None], seconds: float) -> float:
+def _per_second(work: Callable[[], None], seconds: float, watch: Watch, units: int) -> float:
     work()
     calls = 0
-    begin = time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < seconds / 10 or not calls:
-        work()
-        calls += 1
+    with watch:
+        begin = time.perf_counter()
+        while (elapsed := time.perf_counter() - begin) < seconds / 10 or not calls:
+            work()
+            calls += 1
+    watch.units = calls * units
     return calls / elapsed

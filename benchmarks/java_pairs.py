@@ -19,10 +19,11 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.cluster import ACK_QUORUM, REPLICAS, Cluster, run
+from benchmarks.cluster import ACK_QUORUM, NODES, REPLICAS, Cluster, run
+from benchmarks.costs import CLIENT, COUNTED_S, CallCount, Watch, Window, costs_of
 from benchmarks.java_cluster import ROOT, JavaCluster, rss_bytes
 from benchmarks.payloads import ENTRY_BYTES
-from benchmarks.results import Row, Target, percentile
+from benchmarks.results import Measured, Row, Target, add_all, percentile
 from benchmarks.storage import (
     LARGE_DEPTH,
     NO_LIMIT,
@@ -66,8 +67,8 @@ class LoadingClient(Protocol):
 
     name: str
 
-    def measure(self, load: Load, root: str, seconds: float) -> tuple[float, ...]:
-        """Do `load` on the cluster below `root` for about `seconds`; the figures that `Load` describes."""
+    def measure(self, load: Load, root: str, seconds: float) -> Measured:
+        """Do `load` on the cluster below `root` for about `seconds`."""
         ...
 
 
@@ -116,15 +117,16 @@ class JavaPairs:
         self._memory.add(own / 1e6, other / 1e6)
 
     def _compare(self, load: Load, pairs: list[tuple[LoadingClient, str]], seconds: float) -> None:
-        found: dict[tuple[str, str], tuple[float, ...]] = {}
+        found: dict[tuple[str, str], Measured] = {}
         for client, root in pairs:
             self._settle()
             found[client.name, root] = client.measure(load, root, seconds)
         java, ours = (client.name for client in self._clients)
         for name, rows in self._nodes.items():
-            _add(rows[load], found[name, LEDGERS_PATH], found[name, ROOT])
+            add_all(rows[load], found[name, LEDGERS_PATH], found[name, ROOT], "Java bookies")
         for rows, root in zip(self._peers.values(), (ROOT, LEDGERS_PATH), strict=True):
-            _add(rows[load], found[ours, root], found[java, root])
+            # What an entry costs is in the rows above.
+            add_all(rows[load], Measured(found[ours, root].figures), found[java, root], java)
 
 
 def _rows(key: str, who: str, other: str, *, targets: bool = True) -> dict[Load, list[Row]]:
@@ -141,11 +143,6 @@ def _rows(key: str, who: str, other: str, *, targets: bool = True) -> dict[Load,
     }
 
 
-def _add(rows: list[Row], measured: tuple[float, ...], limits: tuple[float, ...]) -> None:
-    for row, figure, limit in zip(rows, measured, limits, strict=True):
-        row.add(figure, limit)
-
-
 class _JavaClient:
     """The loads of `bench.Load`."""
 
@@ -154,7 +151,10 @@ class _JavaClient:
     def __init__(self, java: JavaCluster) -> None:
         self._java = java
 
-    def measure(self, load: Load, root: str, seconds: float) -> tuple[float, ...]:
+    def measure(self, load: Load, root: str, seconds: float) -> Measured:
+        return Measured(self._measure(load, root, seconds))
+
+    def _measure(self, load: Load, root: str, seconds: float) -> tuple[float, ...]:
         ask: Callable[..., Any] = self._java.on(root)
         window = {"ensemble": REPLICAS, "ack_quorum": ACK_QUORUM, "warm_up": WARM_UP, "seconds": seconds}
         if load is Load.APPENDS:
@@ -179,35 +179,54 @@ class _OurClient:
 
     name = "our client"
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, java: JavaCluster) -> None:
         self._cluster = cluster
+        self._java = java
 
-    def measure(self, load: Load, root: str, seconds: float) -> tuple[float, ...]:
+    def measure(self, load: Load, root: str, seconds: float) -> Measured:
         return run(self._measure(load, root, seconds))
 
-    async def _measure(self, load: Load, root: str, seconds: float) -> tuple[float, ...]:
+    async def _measure(self, load: Load, root: str, seconds: float) -> Measured:
+        watch, calls = self._windows(root)
         async with self._cluster.client(root) as client:
             if load is Load.APPENDS:
-                latencies = await append_latencies_us(client, seconds)
-                return percentile(latencies, 0.5), percentile(latencies, 0.99)
+                latencies = await append_latencies_us(client, seconds, watch)
+                await append_latencies_us(client, COUNTED_S, calls)
+                figures = (percentile(latencies, 0.5), percentile(latencies, 0.99))
+                return Measured(figures, costs_of("append", watch, calls))
             if load is Load.SMALL:
-                return (await _entries_per_s(client, SMALL_ENTRY_BYTES, SMALL_DEPTH, seconds, NO_LIMIT) / 1e3,)
+                rate = await _entries_per_s(client, SMALL_ENTRY_BYTES, SMALL_DEPTH, seconds, NO_LIMIT, watch)
+                await _entries_per_s(client, SMALL_ENTRY_BYTES, SMALL_DEPTH, COUNTED_S, NO_LIMIT, calls)
+                return Measured((rate / 1e3,), costs_of("entry", watch, calls))
             if load is Load.LARGE:
                 most = LARGE_BYTES // ENTRY_BYTES
-                return (await _entries_per_s(client, ENTRY_BYTES, LARGE_DEPTH, seconds, most) * ENTRY_BYTES / 1e6,)
-            return (await _read_bytes_per_s(client, seconds) / 1e6,)
+                rate = await _entries_per_s(client, ENTRY_BYTES, LARGE_DEPTH, seconds, most, watch)
+                return Measured((rate * ENTRY_BYTES / 1e6,), costs_of("entry", watch))
+            read = await _read_bytes_per_s(client, seconds, watch)
+            return Measured((read / 1e6,), costs_of("entry", watch))
+
+    def _windows(self, root: str) -> tuple[Watch, CallCount]:
+        """Return what looks at this process and at the nodes of the cluster below `root`."""
+        if root == LEDGERS_PATH:
+            return self._cluster.watch(), self._cluster.calls()
+        processes = {CLIENT: [os.getpid()], NODES: [bookie.pid for bookie in self._java.bookies]}
+        return Watch(processes), CallCount(processes)
 
 
-async def _entries_per_s(client: LedgerClient, size: int, depth: int, seconds: float, most: int) -> float:
+async def _entries_per_s(
+    client: LedgerClient, size: int, depth: int, seconds: float, most: int, window: Window
+) -> float:
     writer = await new_writer(client)
     payload = os.urandom(size)
-    pump = Pump(writer, _repeated(payload), seconds, most=most)
-    counted = await pump.run(depth)
+    with window:
+        pump = Pump(writer, _repeated(payload), seconds, most=most)
+        counted = await pump.run(depth)
+    window.units = pump.sent
     await finish(client, writer)
     return pump.entries / counted
 
 
-async def _read_bytes_per_s(client: LedgerClient, seconds: float) -> float:
+async def _read_bytes_per_s(client: LedgerClient, seconds: float, window: Window) -> float:
     """Read the ledger from end to end, over and over, once uncounted."""
     writer = await new_writer(client)
     payload = os.urandom(ENTRY_BYTES)
@@ -220,9 +239,11 @@ async def _read_bytes_per_s(client: LedgerClient, seconds: float) -> float:
     reader = await client.open(writer.ledger_id, recover=False)
     try:
         await _read_once(reader)
-        size, begin = 0, time.perf_counter()
-        while (elapsed := time.perf_counter() - begin) < seconds or not size:
-            size += await _read_once(reader)
+        with window:
+            size, begin = 0, time.perf_counter()
+            while (elapsed := time.perf_counter() - begin) < seconds or not size:
+                size += await _read_once(reader)
+        window.units = size / ENTRY_BYTES
     finally:
         await reader.close()
         await client.delete(writer.ledger_id)
@@ -252,4 +273,4 @@ def java_pairs(cluster: Cluster, directory: Path) -> Iterator[JavaPairs]:
             own = [rss_bytes(sandbox.node_pid(index)) for index in range(sandbox.node_count)]
             return sum(own) / len(own), java.rss_bytes()
 
-        yield JavaPairs(_JavaClient(java), _OurClient(cluster), memory)
+        yield JavaPairs(_JavaClient(java), _OurClient(cluster, java), memory)

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.costs import Watch, costs_of
 from benchmarks.kafka_systems import Append, System
 from benchmarks.payloads import any_lengths
-from benchmarks.processes import TreeCpu, loopback_bytes, own_cpu_s
-from benchmarks.results import percentile
-from benchmarks.session import CORES, batch_ms, batch_times_ms, java_of
+from benchmarks.processes import TreeCpu, exact_cpu_s, loopback_bytes
+from benchmarks.results import Measured, percentile
+from benchmarks.session import CORES, batch_ms, batch_times_ms, jvm_pid
 from metadata.foundation.errors import check
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ TAIL_WARM_UPS = 3
 PAUSE_S = (0.3, 0.7)
 """Between two appends, at random, so that no period of a query meets that of the appends."""
 TIMEOUT_S = 60.0
+MICRO_BATCH = "micro-batch"
 _PROBE = -1_000_000
 _SEED = 20_130_701
 
@@ -134,13 +136,13 @@ class Jobs:
             ("tail", 1),
         ):
             system.create(log, partitions)
-        self._ways: dict[Load, Callable[[float], tuple[float, ...]]] = {
+        self._ways: dict[Load, Callable[[float], _Found]] = {
             Load.SOURCE_SMALL: partial(self._source_rate, "small"),
             Load.SOURCE_LARGE: partial(self._source_rate, "large"),
             Load.SINK_BATCH: lambda seconds: self._sink_rate(self._write_batch, seconds),
             Load.SINK_STREAM: lambda seconds: self._sink_rate(self._write_stream, seconds),
-            Load.TO_SINK: lambda _: (self._rate_to_sink_ms(),),
-            Load.FROM_SOURCE: lambda _: (self._log_to_noop_ms(),),
+            Load.TO_SINK: lambda _: self._rate_to_sink_ms(),
+            Load.FROM_SOURCE: lambda _: self._log_to_noop_ms(),
             Load.REWIND: lambda _: self._rewind(),
             Load.IDLE: lambda _: self._idle(),
             Load.OFTEN: self._often_ms,
@@ -175,9 +177,15 @@ class Jobs:
         """Rows in the logs that are read, for comparing systems."""
         return dict(self._rows)
 
-    def measure(self, load: Load, seconds: float) -> tuple[float, ...]:
-        """Return the figures of a load, in windows of `seconds` where it gives rates."""
-        return self._ways[load](seconds)
+    def measure(self, load: Load, seconds: float) -> Measured:
+        """Return the figures of a load, in windows of `seconds` where it gives rates, and what a row or a micro-batch
+        costs: its query is begun and ended within that."""
+        processes = {"driver": [os.getpid()], "servers": self._system.server_pids()}
+        watch = Watch(processes, jvm=jvm_pid(self._spark))
+        with watch:
+            found = self._ways[load](seconds)
+        watch.units = found.units
+        return Measured(found.figures, costs_of(found.per, watch) if found.units else None)
 
     # ------------------------------------------------------------------ frames
 
@@ -207,11 +215,11 @@ class Jobs:
 
     # ------------------------------------------------------------------ rates
 
-    def _source_rate(self, log: str, seconds: float) -> tuple[float, ...]:
-        return (self._rows[log] / _run_s(lambda: _to_noop(self._read(log)), seconds) / 1e3,)
+    def _source_rate(self, log: str, seconds: float) -> _Found:
+        return _rate_of(lambda: _to_noop(self._read(log)), self._rows[log], seconds)
 
-    def _sink_rate(self, write: Callable[[], None], seconds: float) -> tuple[float, ...]:
-        return (frame_rows(SMALL) / _run_s(write, seconds) / 1e3,)
+    def _sink_rate(self, write: Callable[[], None], seconds: float) -> _Found:
+        return _rate_of(write, frame_rows(SMALL), seconds)
 
     def _write_batch(self) -> None:
         self._append(self._spark.read.parquet(str(self._frames / str(SMALL))), "sink")
@@ -226,39 +234,42 @@ class Jobs:
 
     # ------------------------------------------------------------------ micro-batches
 
-    def _rate_to_sink_ms(self) -> float:
-        return rate_to_sink_ms(self._spark, self._system.format, self._system.sink("drops"), self._checkpoint())
+    def _rate_to_sink_ms(self) -> _Found:
+        took = rate_to_sink_ms(self._spark, self._system.format, self._system.sink("drops"), self._checkpoint())
+        return _Found((took,), WARM_UP_BATCHES + MICRO_BATCHES, MICRO_BATCH)
 
-    def _often_ms(self, seconds: float) -> tuple[float, ...]:
+    def _often_ms(self, seconds: float) -> _Found:
         rate = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", OFTEN_ROWS).load()
         rows = rate.selectExpr("cast(lpad(cast(value as string), 100, 'x') as binary) as value")
         writer = rows.writeStream.format(self._system.format).options(**self._system.sink("drops"))
         batches = max(OFTEN_BATCHES, int(seconds))
         took = batch_times_ms(writer, self._checkpoint(), WARM_UP_BATCHES, batches, trigger_s=1)
-        return percentile(took, 0.5), percentile(took, 0.99)
+        return _Found((percentile(took, 0.5), percentile(took, 0.99)), WARM_UP_BATCHES + batches, MICRO_BATCH)
 
-    def _log_to_noop_ms(self) -> float:
+    def _log_to_noop_ms(self) -> _Found:
         rows = self._stream("few", startingOffsets="earliest", maxOffsetsPerTrigger=1)
-        return batch_ms(rows.writeStream.format("noop"), self._checkpoint(), WARM_UP_BATCHES, MICRO_BATCHES)
+        took = batch_ms(rows.writeStream.format("noop"), self._checkpoint(), WARM_UP_BATCHES, MICRO_BATCHES)
+        return _Found((took,), WARM_UP_BATCHES + MICRO_BATCHES, MICRO_BATCH)
 
     # ------------------------------------------------------------------ rewind
 
-    def _rewind(self) -> tuple[float, ...]:
+    def _rewind(self) -> _Found:
         before, begin = loopback_bytes(), time.perf_counter()
         _to_noop(self._late())
-        return (time.perf_counter() - begin) * 1e3, (loopback_bytes() - before) / 1e3
+        figures = (time.perf_counter() - begin) * 1e3, (loopback_bytes() - before) / 1e3
+        return _Found(figures, 1, "query")
 
     # ------------------------------------------------------------------ a query that waits
 
-    def _idle(self) -> tuple[float, ...]:
+    def _idle(self) -> _Found:
         query = self._stream("tail", startingOffsets="latest").writeStream.format("noop")
         with _running(query.option("checkpointLocation", str(self._checkpoint())).start()) as running:
             with self._system.appending("tail") as append:
                 _await_start(running, append)
             time.sleep(SETTLE_S)
-            return resting_cpu(self._spark, self._system, IDLE_S)
+            return _Found(resting_cpu(self._spark, self._system, IDLE_S))
 
-    def _tail(self) -> tuple[float, ...]:
+    def _tail(self) -> _Found:
         arrivals = Arrivals()
 
         def arrived(batch: DataFrame, _: int) -> None:
@@ -280,7 +291,7 @@ class Jobs:
                 # At drawn moments: at a fixed pace appends would keep in step with the query's polls.
                 time.sleep(self._chance.uniform(*PAUSE_S))
             _wait(lambda: arrivals.complete, started, "records to arrive")
-        return arrivals.figures()
+        return _Found(arrivals.figures())
 
 
 def rate_to_sink_ms(spark: SparkSession, sink: str, options: dict[str, str | int], checkpoint: Path) -> float:
@@ -292,11 +303,10 @@ def rate_to_sink_ms(spark: SparkSession, sink: str, options: dict[str, str | int
 
 def resting_cpu(spark: SparkSession, system: System, seconds: float) -> tuple[float, float]:
     """Return processor seconds a minute of Spark, its Python workers and this process, and of the system's servers."""
-    spark_pid = int(java_of(spark).java.lang.ProcessHandle.current().pid())
-    servers = system.server_pids()
+    spark_pid, servers = jvm_pid(spark), system.server_pids()
 
     def read() -> tuple[float, float]:
-        return own_cpu_s(os.getpid()), sum(map(own_cpu_s, servers))
+        return exact_cpu_s(os.getpid()), sum(map(exact_cpu_s, servers))
 
     tree, looking_s = TreeCpu([spark_pid]), 0.0
     begin, (own, served) = time.perf_counter(), read()
@@ -325,14 +335,23 @@ def frame_rows(size: int) -> int:
     return FILES * REPEATS[size] * len(any_lengths(size).txids)
 
 
-def _run_s(job: Callable[[], None], seconds: float) -> float:
-    """Return the seconds that a run of the job takes, the mean of as many as begin within a window."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What did a load find, and of how many units were what it cost? None: that is not looked at."""
+
+    figures: tuple[float, ...]
+    units: float = 0
+    per: str = ""
+
+
+def _rate_of(job: Callable[[], None], rows: int, seconds: float) -> _Found:
+    """Return thousands of rows a second of a job of so many, the mean of as many runs as begin within a window."""
     runs = 0
     begin = time.perf_counter()
     while (elapsed := time.perf_counter() - begin) < seconds or not runs:
         job()
         runs += 1
-    return elapsed / runs
+    return _Found((rows * runs / elapsed / 1e3,), rows * runs, "row")
 
 
 def _to_noop(frame: DataFrame) -> None:

@@ -21,7 +21,7 @@ from benchmarks.cluster import Cluster
 from benchmarks.kafka_broker import KafkaBroker
 from benchmarks.kafka_jobs import Jobs, Load, rate_to_sink_ms, resting_cpu, write_frames
 from benchmarks.kafka_systems import KafkaLogs, OurLogs
-from benchmarks.results import Row, Target
+from benchmarks.results import Measured, Row, Target, add_all
 from benchmarks.spark_sources import NOTHING, Nothing
 from metadata.foundation.errors import check
 
@@ -48,7 +48,7 @@ class LoadedSystem(Protocol):
 
     name: str
 
-    def measure(self, load: Load, seconds: float) -> tuple[float, ...]:
+    def measure(self, load: Load, seconds: float) -> Measured:
         """Do `load` for about `seconds`; the figures of the load's rows."""
         ...
 
@@ -100,19 +100,16 @@ class KafkaPairs:
         for load in Load:
             systems = self._systems(load)
             first = turn % len(systems)
-            found: dict[str, tuple[float, ...]] = {}
+            found: dict[str, Measured] = {}
             for system in systems[first:] + systems[:first]:
                 self._settle()
                 found[system.name] = system.measure(load, seconds)
             for name in found.keys() & self._others.keys():
-                for row, figure, limit in zip(
-                    self._table[load, name], found[self._ours.name], found[name], strict=True
-                ):
-                    row.add(figure, limit)
+                add_all(self._table[load, name], found[self._ours.name], found[name], name)
             if load is Load.TO_SINK:
-                self._own_share.add(found[self._ours.name][0], self._python_sink())
+                self._own_share.add(found[self._ours.name].figures[0], self._python_sink())
             if load is Load.IDLE:
-                idle = found[self._kafka][0]
+                idle = found[self._kafka].figures[0]
         self._no_query.add(self._resting(), idle)
 
     def _systems(self, load: Load) -> list[LoadedSystem]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from benchmarks.cluster import Cluster, run
+from benchmarks.costs import COUNTED_S, Costs, Window, costs_of, within
 from benchmarks.limits import round_trips_us
 from benchmarks.payloads import BATCH_BYTES, Records, any_lengths, equal_lengths
 from benchmarks.results import Row, Target, percentile
@@ -68,33 +69,40 @@ class LogBenchmark:
     def round(self, seconds: float) -> None:
         """Measure every row once, the limits before and after it."""
         before = percentile(round_trips_us(SMALL_BYTES, seconds / 2), 0.5)
-        delivered, whole = run(self._tail(seconds))
+        delivered, whole, costs = run(self._tail(seconds))
         after = percentile(round_trips_us(SMALL_BYTES, seconds / 2), 0.5)
-        self._p50.add(percentile(delivered, 0.5), before, after)
+        self._p50.add(percentile(delivered, 0.5), before, after, costs=costs)
         self._p99.add(percentile(delivered, 0.99), before, after)
         self._whole.add(percentile(whole, 0.5), before, after)
         for records, columns, single in zip(self._records, self._columns, self._single, strict=True):
-            raw, by_columns, raw_again, by_records, raw_at_last = run(self._read(records, seconds))
-            columns.add(by_columns, raw, raw_again)
-            single.add(by_records, raw_again, raw_at_last)
+            (raw, by_columns, raw_again, by_records, raw_at_last), (of_columns, of_records) = run(
+                self._read(records, seconds)
+            )
+            columns.add(by_columns, raw, raw_again, costs=of_columns)
+            single.add(by_records, raw_again, raw_at_last, costs=of_records)
         for records, loop in zip(self._records, self._loop, strict=True):
-            loop.add(*self._loops(records, seconds / 2))
+            (ours, *around), cost = self._loops(records, seconds / 2)
+            loop.add(ours, *around, costs=cost)
 
     def _name(self) -> str:
         self._count += 1
         return f"bench-{self._count}"
 
-    async def _tail(self, seconds: float) -> tuple[list[float], list[float]]:
-        """Measure microseconds from acknowledgement to delivery, and from the write."""
+    async def _tail(self, seconds: float) -> tuple[list[float], list[float], Costs]:
+        """Measure microseconds from acknowledgement to delivery, and from the write; and what a record costs."""
+        watch, calls = self._cluster.watch(), self._cluster.calls()
         async with await AsyncNamespace.open(self._cluster.uri, LOW_LATENCY) as namespace:
-            name = self._name()
-            async with await namespace.open_log(name) as log:
-                found = await tail_latencies_us(log, seconds)
-            await namespace.delete_log(name)
-        return found
+            found = []
+            for length, window in ((seconds, watch), (COUNTED_S, calls)):
+                name = self._name()
+                async with await namespace.open_log(name) as log:
+                    found.append(await tail_latencies_us(log, length, window))
+                await namespace.delete_log(name)
+        return *found[0], costs_of("record", watch, calls)
 
-    async def _read(self, records: Records, seconds: float) -> list[float]:
-        """Measure MB/s of stored entries: raw, by columns, raw, by records, raw."""
+    async def _read(self, records: Records, seconds: float) -> tuple[list[float], list[Costs]]:
+        """Measure MB/s of stored entries: raw, by columns, raw, by records, raw; and what a record costs, by columns
+        and by records."""
         async with await AsyncNamespace.open(self._cluster.uri) as namespace:
             name = self._name()
             async with await namespace.open_log(name) as log:
@@ -117,12 +125,18 @@ class LogBenchmark:
                     lambda: by_records(log, total),
                     raw,
                 ]
-                figures = [size * await _per_second(way, part) / 1e6 for way in ways]
+                watches = [None, self._cluster.watch(), None, self._cluster.watch(), None]
+                figures = [
+                    size * await _per_second(way, part, watch, total) / 1e6
+                    for way, watch in zip(ways, watches, strict=True)
+                ]
             await namespace.delete_log(name)
-        return figures
+        return figures, [costs_of("record", watch) for watch in watches if watch is not None]
 
-    def _loops(self, records: Records, seconds: float) -> tuple[float, float, float]:
-        """Measure thousands of records a second: by a synchronous loop, and bare objects before and after that."""
+    def _loops(self, records: Records, seconds: float) -> tuple[tuple[float, float, float], Costs]:
+        """Measure thousands of records a second: by a synchronous loop, and bare objects before and after that; and
+        what a record costs by the loop."""
+        watch = self._cluster.watch()
         entries = [(number, memoryview(entry)) for number, entry in enumerate(records.entries())]
         total = len(records.txids) * BATCHES
 
@@ -135,10 +149,12 @@ class LogBenchmark:
             name = self._name()
             run(self._fill(name, records))
             with namespace.open_log(name) as log:
-                ways = (bare, lambda: loop_over(log, total), bare)
-                before, ours, after = (_per_second_of(way, seconds) * total / 1e3 for way in ways)
+                ways = ((bare, None), (lambda: loop_over(log, total), watch), (bare, None))
+                before, ours, after = (
+                    _per_second_of(way, seconds, window, total) * total / 1e3 for way, window in ways
+                )
             namespace.delete_log(name)
-        return ours, before, after
+        return (ours, before, after), costs_of("record", watch)
 
     async def _fill(self, name: str, records: Records) -> None:
         async with await AsyncNamespace.open(self._cluster.uri) as namespace, await namespace.open_log(name) as log:
@@ -164,7 +180,9 @@ def bare_objects(entries: list[tuple[int, memoryview]]) -> Iterator[_Bare]:
         yield from map(_Bare, *(column.tolist() for column in columns))
 
 
-async def tail_latencies_us(log: AsyncLog, seconds: float) -> tuple[list[float], list[float]]:
+async def tail_latencies_us(
+    log: AsyncLog, seconds: float, window: Window | None = None
+) -> tuple[list[float], list[float]]:
     """Write one record at a time; the first part of the time is not counted."""
     writer = await log.open_writer()
     delivered: list[float] = []
@@ -173,9 +191,11 @@ async def tail_latencies_us(log: AsyncLog, seconds: float) -> tuple[list[float],
     await writer.write(0, payload)
     async with await log.open_reader() as reader:
         await reader.read_next()
-        begin = time.perf_counter()
-        number = 1
-        while (now := time.perf_counter()) - begin < seconds or len(whole) < LEAST_SAMPLES:
+        number = 0
+
+        async def step() -> None:
+            nonlocal number
+            number += 1
             acknowledged_at = 0.0
 
             def acknowledged(_: object) -> None:
@@ -190,8 +210,14 @@ async def tail_latencies_us(log: AsyncLog, seconds: float) -> tuple[list[float],
             if now - begin > seconds * WARM_UP:
                 delivered.append((delivered_at - acknowledged_at) * 1e6)
                 whole.append((delivered_at - now) * 1e6)
-            number += 1
             await asyncio.sleep(MOMENT_S)
+
+        with within(window):
+            begin = time.perf_counter()
+            while (now := time.perf_counter()) - begin < seconds or len(whole) < LEAST_SAMPLES:
+                await step()
+        if window is not None:
+            window.units = number
     await writer.close()
     return delivered, whole
 
@@ -229,11 +255,11 @@ async def by_records(log: AsyncLog, total: int) -> None:
             seen += len(await reader.read_bulk(BULK))
 
 
-def _per_second_of(work: Callable[[], None], seconds: float) -> float:
+def _per_second_of(work: Callable[[], None], seconds: float, window: Window | None, units: int) -> float:
     async def once() -> None:
         work()
 
-    return run(_per_second(once, seconds))
+    return run(_per_second(once, seconds, window, units))
 
 
 def loop_over(log: Log, total: int) -> None:
@@ -243,11 +269,15 @@ def loop_over(log: Log, total: int) -> None:
             pass
 
 
-async def _per_second(work: Callable[[], Awaitable[None]], seconds: float) -> float:
+async def _per_second(work: Callable[[], Awaitable[None]], seconds: float, window: Window | None, units: int) -> float:
+    """Return how often a second the work is done, which is `units` each time."""
     await work()
     calls = 0
-    begin = time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < seconds or not calls:
-        await work()
-        calls += 1
+    with within(window):
+        begin = time.perf_counter()
+        while (elapsed := time.perf_counter() - begin) < seconds or not calls:
+            await work()
+            calls += 1
+    if window is not None:
+        window.units = calls * units
     return calls / elapsed

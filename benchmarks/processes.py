@@ -19,8 +19,9 @@ class Spent:
 
     parent: int
     own: float
+    """Exact."""
     ended_children: float
-    """Of children that it has waited for, and theirs."""
+    """Of children that it has waited for, and theirs; in hundredths of seconds."""
 
 
 class TreeCpu:
@@ -52,11 +53,11 @@ def spent_in(roots: Iterable[int]) -> dict[_Key, Spent]:
         for one in (process, *process.children(recursive=True)):
             try:
                 with one.oneshot():
-                    times = one.cpu_times()
-                    spent = Spent(one.ppid(), times.user + times.system, times.children_user + times.children_system)
-                    found[one.pid, one.create_time()] = spent
+                    times, key = one.cpu_times(), (one.pid, one.create_time())
+                    ended = float(times.children_user + times.children_system)
+                    found[key] = Spent(one.ppid(), exact_cpu_s(one.pid), ended)
             # It ended between the listing and this look; what it had spent then is in an earlier one.
-            except psutil.NoSuchProcess:
+            except (psutil.NoSuchProcess, OSError):
                 continue
     return found
 
@@ -75,15 +76,9 @@ def spent_between(first: dict[_Key, Spent], last: dict[_Key, Spent], now: dict[_
     return total
 
 
-def own_cpu_s(pid: int) -> float:
-    """Return the processor seconds of one process without its children, so far."""
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
-
-
 def exact_cpu_s(pid: int) -> float:
-    """Return the same to the nanosecond, where the kernel keeps a clock for each process (Linux): windows may be short,
-    and what others show counts in hundredths of a second."""
+    """Return the processor seconds of one process without its children, so far, to the nanosecond: the kernel keeps a
+    clock for each process (Linux). Windows may be short, and what others show counts in hundredths of a second."""
     return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) makes of a process id
 
 

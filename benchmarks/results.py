@@ -6,6 +6,9 @@ that is slower for a while slows both. Absolute figures only show the order of s
 A row says where it cannot be believed (`remarks`), here and nowhere else: a figure that cannot be (below 0, 0, not
 finite), or two rows that contradict each other over the same job. Such a row has reached nothing, whatever its ratio
 says. Rounds that differ by more than half of their median are said to, and count.
+
+What one unit of a row's work costs each process is in a second table (`costs`). Rows of one load have it once, at the
+first of them.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+from benchmarks.costs import Costs, beside
 
 WIDE: Final = 0.5
 """Rounds whose smallest and largest figure are further apart than this share of their median say so."""
@@ -62,11 +67,30 @@ class Row:
     limits: list[float] = field(default_factory=list)
     contradictions: list[str] = field(default_factory=list)
     """Said by `compare`: other rows that measured the same job otherwise."""
+    costs: list[Costs] = field(default_factory=list)
+    """Of each round, where they were looked at."""
 
-    def add(self, measured: float, *limits: float) -> None:
-        """Add one round: the figure, and the limit as often as it was measured around it."""
+    def add(self, measured: float, *limits: float, costs: Costs | None = None) -> None:
+        """Add one round: the figure, the limit as often as it was measured around it, and what a unit cost."""
         self.measured.append(measured)
         self.limits.append(statistics.mean(limits))
+        if costs is not None:
+            self.costs.append(costs)
+
+    @property
+    def cost_rounds(self) -> dict[str, dict[str, list[float]]]:
+        """Every round's costs of one unit, by process and by what is counted."""
+        found: dict[str, dict[str, list[float]]] = {}
+        for costs in self.costs:
+            for process, figures in costs.figures.items():
+                for what, figure in figures.items():
+                    found.setdefault(process, {}).setdefault(what, []).append(figure)
+        return found
+
+    @property
+    def more_is_better(self) -> bool:
+        """True for rates; times, sizes and numbers of events are better the less they are."""
+        return self.unit.endswith("/s")
 
     @property
     def ratios(self) -> list[float]:
@@ -79,6 +103,13 @@ class Row:
         floor = -math.ulp(0.0) if self.counts else 0.0
         wrong = [figure for figure in self.measured if not floor < figure < math.inf]
         wrong += [limit for limit in self.limits if not 0.0 < limit < math.inf]
+        wrong += [
+            figure
+            for figures in self.cost_rounds.values()
+            for rounds in figures.values()
+            for figure in rounds
+            if not 0.0 <= figure < math.inf
+        ]
         return [f"{number(figure)} cannot be" for figure in wrong] + self.contradictions
 
     @property
@@ -98,6 +129,23 @@ class Row:
         return self.target is None or (bool(self.measured) and self.target.half_met(statistics.median(self.ratios)))
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What did a system find of a load that several rows share?"""
+
+    figures: tuple[float, ...]
+    """One a row."""
+    costs: Costs | None = None
+    """Of one unit, where it knows how many there were."""
+
+
+def add_all(rows: Sequence[Row], own: Measured, peer: Measured, name: str) -> None:
+    """Add a round to the rows of a load; the first has what a unit costs, beside what it costs the peer."""
+    costs = own.costs if peer.costs is None or own.costs is None else beside(own.costs, name, peer.costs)
+    for number, (row, figure, limit) in enumerate(zip(rows, own.figures, peer.figures, strict=True)):
+        row.add(figure, limit, costs=None if number else costs)
+
+
 def compare(rows: Sequence[Row]) -> None:
     """Note in rows that measured the same job where they contradict each other. Called once, behind the last round."""
     found: defaultdict[str, list[tuple[Row, float]]] = defaultdict(list)
@@ -113,12 +161,30 @@ def compare(rows: Sequence[Row]) -> None:
 
 
 HEADINGS = ("row", "what", "measured", "limit", "ratio", "target", "half", "target reached", "remarks")
+COST_HEADINGS = ("row", "what", "one", "process")
 
 
 def table(rows: Iterable[Row]) -> str:
     """Return the rows as a Markdown table, medians with their smallest and largest value."""
-    lines = [HEADINGS, *(_cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
+    return markdown([HEADINGS, *(_cells(row) for row in rows)])
+
+
+def cost_table(rows: Iterable[Row]) -> str:
+    """Return what one unit costs each process, as a Markdown table; empty where no row knows that."""
+    known = [row for row in rows if row.costs]
+    kinds = dict.fromkeys(what for row in known for figures in row.cost_rounds.values() for what in figures)
+    lines = [(*COST_HEADINGS, *kinds)] if known else []
+    for row in known:
+        for process, figures in row.cost_rounds.items():
+            cells = (spread(figures[what]) if what in figures else "" for what in kinds)
+            lines.append((row.key, row.what, row.costs[0].per, process, *cells))
+    missing = dict.fromkeys(costs.missing for row in known for costs in row.costs if costs.missing)
+    return "\n".join([markdown(lines), *(f"No system calls: {reason}" for reason in missing)]) if lines else ""
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Return a table, the first of the lines its headings."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     printed = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
     ]
@@ -137,6 +203,7 @@ def as_json(rows: Iterable[Row]) -> list[dict[str, object]]:
             "measured": row.measured,
             "limits": row.limits,
             "ratios": row.ratios,
+            "costs": {"one": row.costs[0].per, "processes": row.cost_rounds} if row.costs else None,
             "target": None if row.target is None else str(row.target),
             "remarks": row.remarks,
         }
@@ -164,7 +231,9 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return `median (smallest-largest)`."""
+    """Return `median (smallest-largest)`; of one round its figure alone."""
+    if len(values) == 1:
+        return number(values[0])
     return f"{number(statistics.median(values))} ({number(min(values))}-{number(max(values))})"
 
 

@@ -34,6 +34,7 @@ from typing import Final, TypeVar
 
 from benchmarks import tls_links
 from benchmarks.cluster import run
+from benchmarks.costs import PROCESSOR, Watch
 from benchmarks.processes import exact_cpu_s
 from benchmarks.proxies import ProxyProcess, write_proxy
 from benchmarks.results import Row, Target, percentile
@@ -424,15 +425,11 @@ class _Counting:
 def proxied(ground: Ground, load: Load, address: str, clients: int, seconds: float) -> Proxied:
     """Write through the cluster's proxy by many clients."""
     streams = [ground.name() for _ in range(STREAMS)]
-    moments: list[tuple[float, float]] = []
-
-    def look() -> None:
-        moments.append((time.perf_counter(), exact_cpu_s(ground.proxy.pid)))
-
-    rate = records_per_s(load, address, streams, RECORD_BYTES, seconds, ground.folder, clients=clients, look=look)
-    (begin, spent_before_s), (end, spent_s) = moments
-    # Records of the warm-up are not counted, so its share is taken for that of the rest.
-    return Proxied(rate, (spent_s - spent_before_s) / (end - begin) / rate * 1e6)
+    watch = Watch({"proxy": [ground.proxy.pid]})
+    rate = records_per_s(
+        load, address, streams, RECORD_BYTES, seconds, ground.folder, clients=clients, window=lambda _: watch
+    )
+    return Proxied(rate, watch.figures["proxy"][PROCESSOR])
 
 
 async def _thin_p50_us(ground: Ground, seconds: float) -> float:

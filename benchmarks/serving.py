@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.cluster import Cluster, run
+from benchmarks.costs import CLIENT, COUNTED_S, CallCount, Costs, Watch, Window, beside, costs_of, within
 from benchmarks.proxies import ProxyProcess, write_proxy
 from benchmarks.results import Row, Target, percentile
 from benchmarks.storage import LEAST_SAMPLES, SMALL_BYTES, WARM_UP
@@ -34,6 +35,7 @@ from benchmarks.thin_clients import (
     FRAMES_DEPTH,
     STREAMS,
     Counted,
+    Load,
     frames_load,
     grpc_load,
     grpc_whole_load,
@@ -61,6 +63,7 @@ SETTLED_S = 0.05
 PAUSE_GOAL_MS = 50.0
 FRAMES_GOAL = 40.0
 BATCHES_GOAL = 150.0
+PROXY = "proxy"
 
 
 class ServingBenchmark:
@@ -95,9 +98,9 @@ class ServingBenchmark:
 
     def round(self, seconds: float) -> None:
         """Measure every row once."""
-        direct, through = run(self._depth_one(seconds))
-        for row, share in ((self._p50, 0.5), (self._p99, 0.99)):
-            row.add(percentile(through, share), percentile(direct, share))
+        direct, through, costs = run(self._depth_one(seconds))
+        self._p50.add(percentile(through, 0.5), percentile(direct, 0.5), costs=costs)
+        self._p99.add(percentile(through, 0.99), percentile(direct, 0.99))
         self._many_clients(seconds)
         moved = run(move_under_load(self._cluster.uri, self._proxy, self._other, self._name()))
         self._pauses += moved.pauses_ms
@@ -110,44 +113,73 @@ class ServingBenchmark:
         self._count += 1
         return f"served-{self._count}"
 
-    async def _depth_one(self, seconds: float) -> tuple[list[float], list[float]]:
-        """Measure microseconds of each append: by a direct writer, and through the proxy."""
+    async def _depth_one(self, seconds: float) -> tuple[list[float], list[float], Costs]:
+        """Measure microseconds of each append: by a direct writer, and through the proxy; and what an append costs by
+        either way."""
+        cluster = self._cluster
+        processes = {CLIENT: [os.getpid()], PROXY: [self._proxy.pid]}
+        alone, watch, calls = cluster.watch(), cluster.watch(processes), cluster.calls(processes)
         async with (
-            await AsyncNamespace.open(self._cluster.uri, AT_ONCE) as namespace,
+            await AsyncNamespace.open(cluster.uri, AT_ONCE) as namespace,
             await namespace.open_log(self._name()) as log,
             await AsyncClient.connect(self._proxy.address) as client,
         ):
             writer = await log.open_writer()
             producer = client.producer(self._name())
             direct = await writer_latencies_us(writer, seconds / 2)
-            through = await producer_latencies_us(producer, seconds)
+            through = await producer_latencies_us(producer, seconds, watch)
             # Half before and half after: a machine that gets slower meanwhile does so to both sides.
-            direct += await writer_latencies_us(writer, seconds / 2)
+            direct += await writer_latencies_us(writer, seconds / 2, alone)
+            await producer_latencies_us(producer, COUNTED_S, calls)
             await writer.close()
-        return direct, through
+        return direct, through, beside(costs_of("append", watch, calls), "direct writer", costs_of("append", alone))
 
     def _many_clients(self, seconds: float) -> None:
         streams = [self._name() for _ in range(STREAMS)]
         address, grpc_address = self._proxy.address, self._proxy.grpc_address or ""
-        fat = run(self._direct(seconds))
-        frames = records_per_s(frames_load, address, streams, RECORD_BYTES, seconds) / 1e3
-        fat_again = run(self._direct(seconds))
-        library = records_per_s(library_load, address, streams, RECORD_BYTES, seconds) / 1e3
-        batches = records_per_s(grpc_whole_load, grpc_address, streams, RECORD_BYTES, seconds) / 1e3
-        fates = records_per_s(grpc_load, grpc_address, streams, RECORD_BYTES, seconds) / 1e3
-        small = records_per_s(grpc_whole_load, grpc_address, streams, SMALL_BYTES, seconds) / 1e3
-        self._frames.add(frames, FRAMES_GOAL)
-        self._batches.add(batches, BATCHES_GOAL)
-        self._fates.add(fates, BATCHES_GOAL)
-        self._small.add(small, BATCHES_GOAL)
-        for row, rate in zip(self._over_fat, (frames, library, batches), strict=True):
-            row.add(rate, fat, fat_again)
+        fat, _ = run(self._direct(seconds))
+        frames, frames_costs = self._written(frames_load, address, streams, RECORD_BYTES, seconds)
+        fat_again, direct_costs = run(self._direct(seconds))
+        library, library_costs = self._written(library_load, address, streams, RECORD_BYTES, seconds)
+        batches, batches_costs = self._written(grpc_whole_load, grpc_address, streams, RECORD_BYTES, seconds)
+        fates, fates_costs = self._written(grpc_load, grpc_address, streams, RECORD_BYTES, seconds)
+        small, small_costs = self._written(grpc_whole_load, grpc_address, streams, SMALL_BYTES, seconds)
+        self._frames.add(frames, FRAMES_GOAL, costs=beside(frames_costs, "direct writers", direct_costs))
+        self._batches.add(batches, BATCHES_GOAL, costs=batches_costs)
+        self._fates.add(fates, BATCHES_GOAL, costs=fates_costs)
+        self._small.add(small, BATCHES_GOAL, costs=small_costs)
+        # Frames and gRPC have shown what they cost in rows above.
+        for row, rate, costs in zip(
+            self._over_fat, (frames, library, batches), (None, library_costs, None), strict=True
+        ):
+            row.add(rate, fat, fat_again, costs=costs)
 
-    async def _direct(self, seconds: float) -> float:
-        """Measure thousands of records a second by direct writers."""
+    def _written(
+        self, load: Load, address: str, streams: list[str], record_bytes: int, seconds: float
+    ) -> tuple[float, Costs]:
+        """Measure thousands of records a second through the proxy, and what a record costs."""
+        watches: list[Watch] = []
+        counts: list[CallCount] = []
+
+        def watch(clients: list[int]) -> Watch:
+            watches.append(self._cluster.watch({CLIENT: clients, PROXY: [self._proxy.pid]}))
+            return watches[0]
+
+        def count(clients: list[int]) -> CallCount:
+            counts.append(self._cluster.calls({CLIENT: clients, PROXY: [self._proxy.pid]}))
+            return counts[0]
+
+        rate = records_per_s(load, address, streams, record_bytes, seconds, window=watch)
+        records_per_s(load, address, streams, record_bytes, COUNTED_S, window=count)
+        return rate / 1e3, costs_of("record", watches[0], counts[0])
+
+    async def _direct(self, seconds: float) -> tuple[float, Costs]:
+        """Measure thousands of records a second by direct writers, and what a record costs."""
+        watch = self._cluster.watch()
         async with await AsyncNamespace.open(self._cluster.uri, COLLECTED) as namespace, AsyncLogs(namespace) as logs:
             writers = [await logs.writer(self._name()) for _ in range(STREAMS)]
-            return await direct_records_per_s(writers, seconds) / 1e3
+            rate = await direct_records_per_s(writers, seconds, watch) / 1e3
+        return rate, costs_of("record", watch)
 
 
 class AsyncLogs:
@@ -172,34 +204,42 @@ class AsyncLogs:
             await log.close()
 
 
-async def writer_latencies_us(writer: AsyncLogWriter, seconds: float) -> list[float]:
+async def writer_latencies_us(writer: AsyncLogWriter, seconds: float, window: Window | None = None) -> list[float]:
     """Time appends of a direct writer, one at a time."""
     latencies: list[float] = []
     payload = os.urandom(SMALL_BYTES)
-    number = writer.last_txid
-    begin = time.perf_counter()
-    while (now := time.perf_counter()) - begin < seconds or len(latencies) < LEAST_SAMPLES:
-        number += 1
-        await writer.write(number, payload)
-        if now - begin > seconds * WARM_UP:
-            latencies.append((time.perf_counter() - now) * 1e6)
+    first = number = writer.last_txid
+    with within(window):
+        begin = time.perf_counter()
+        while (now := time.perf_counter()) - begin < seconds or len(latencies) < LEAST_SAMPLES:
+            number += 1
+            await writer.write(number, payload)
+            if now - begin > seconds * WARM_UP:
+                latencies.append((time.perf_counter() - now) * 1e6)
+    if window is not None:
+        window.units = number - first
     return latencies
 
 
-async def producer_latencies_us(producer: AsyncProducer, seconds: float) -> list[float]:
+async def producer_latencies_us(producer: AsyncProducer, seconds: float, window: Window | None = None) -> list[float]:
     """Time appends of a thin client, one at a time."""
     latencies: list[float] = []
     payload = os.urandom(SMALL_BYTES)
     await producer.write(payload)
-    begin = time.perf_counter()
-    while (now := time.perf_counter()) - begin < seconds or len(latencies) < LEAST_SAMPLES:
-        await producer.write(payload)
-        if now - begin > seconds * WARM_UP:
-            latencies.append((time.perf_counter() - now) * 1e6)
+    count = 0
+    with within(window):
+        begin = time.perf_counter()
+        while (now := time.perf_counter()) - begin < seconds or len(latencies) < LEAST_SAMPLES:
+            await producer.write(payload)
+            count += 1
+            if now - begin > seconds * WARM_UP:
+                latencies.append((time.perf_counter() - now) * 1e6)
+    if window is not None:
+        window.units = count
     return latencies
 
 
-async def direct_records_per_s(writers: list[AsyncLogWriter], seconds: float) -> float:
+async def direct_records_per_s(writers: list[AsyncLogWriter], seconds: float, window: Window | None = None) -> float:
     """Write 1 KB records by direct writers, as many under way as `frames_load` has."""
     payload = os.urandom(RECORD_BYTES)
     for writer in writers:
@@ -207,7 +247,6 @@ async def direct_records_per_s(writers: list[AsyncLogWriter], seconds: float) ->
         writer.push()
         await future
     last = dict.fromkeys(writers, 1)
-    counted = Counted(seconds)
 
     async def turns(writer: AsyncLogWriter) -> None:
         going = True
@@ -221,7 +260,11 @@ async def direct_records_per_s(writers: list[AsyncLogWriter], seconds: float) ->
             going = counted.add(TURN)
 
     each = CLIENTS * FRAMES_DEPTH // TURN // len(writers)
-    await asyncio.gather(*(turns(writer) for writer in writers for _ in range(each)))
+    with within(window):
+        counted = Counted(seconds)
+        await asyncio.gather(*(turns(writer) for writer in writers for _ in range(each)))
+    if window is not None:
+        window.units = counted.all_records
     return counted.per_second
 
 

@@ -62,6 +62,11 @@ def java_of(spark: SparkSession) -> JVMView:
     return java
 
 
+def jvm_pid(spark: SparkSession) -> int:
+    """Return the process of the session's JVM."""
+    return int(java_of(spark).java.lang.ProcessHandle.current().pid())
+
+
 def batch_ms(writer: DataStreamWriter, checkpoint: Path, warm_up: int, batches: int) -> float:
     """Return the median duration of a micro-batch, from its begin to its commit in the checkpoint; the first ones do
     not count.

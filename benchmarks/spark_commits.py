@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.cluster import Cluster
+from benchmarks.costs import costs_of
 from benchmarks.results import Row, Target, percentile
 from benchmarks.session import batch_times_ms
+from benchmarks.spark_jobs import watch_of_spark
 from dlspark.core.sync.namespace import Namespace
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class CommitBenchmark:
     """Row P24 on one cluster and one session."""
 
     def __init__(self, cluster: Cluster, spark: SparkSession, directory: Path) -> None:
+        self._cluster = cluster
         self._uri = cluster.uri
         self._spark = spark
         self._directory = directory
@@ -51,10 +54,14 @@ class CommitBenchmark:
         batches = max(BATCHES, int(seconds / TRIGGER_S))
         beside = max(BATCHES, batches // 2)
         before, _ = self._query("segments", beside)
-        appended, segments = self._query("append", batches)
+        watch = watch_of_spark(self._cluster, self._spark)
+        with watch:
+            appended, segments = self._query("append", batches)
+        watch.units = WARM_UP + batches
         after, _ = self._query("segments", beside)
         for row, share in zip(self._times, SHARES, strict=True):
-            row.add(percentile(appended, share), percentile(before, share), percentile(after, share))
+            costs = costs_of("micro-batch", watch) if row is self._times[0] else None
+            row.add(percentile(appended, share), percentile(before, share), percentile(after, share), costs=costs)
         self._segments.add(segments - 1, WARM_UP + batches)
 
     def _query(self, mode: str, batches: int) -> tuple[list[float], int]:

@@ -9,6 +9,7 @@ compared one runs before and after ours.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from benchmarks.cluster import Cluster
+from benchmarks.costs import Watch, Window, costs_of, within
 from benchmarks.proxies import read_proxy
 from benchmarks.results import Row, Target
-from benchmarks.session import CORES, batch_ms
+from benchmarks.session import CORES, batch_ms, jvm_pid
 from benchmarks.spark_sources import (
     IDENTICAL,
     NOTHING,
@@ -55,6 +57,7 @@ class SparkBenchmark:
 
     def __init__(self, cluster: Cluster, spark: SparkSession, directory: Path) -> None:
         self._spark = spark
+        self._cluster = cluster
         self._uri = cluster.uri
         self._directory = directory
         self._count = 0
@@ -77,27 +80,44 @@ class SparkBenchmark:
         """Measure every row once; jobs run to their end, whatever `seconds` says."""
         rows = SOURCE_REPEATS * rows_per_repeat()
         run_until_steady([self._read_identical, self._read_ours])
-        before, ours, after = _seconds(self._read_identical), _seconds(self._read_ours), _seconds(self._read_identical)
-        self._source.add(rows / ours / 1e3, rows / before / 1e3, rows / after / 1e3)
+        watch = self._watch()
+        before, ours = seconds_of(self._read_identical), seconds_of(self._read_ours, watch, rows)
+        after = seconds_of(self._read_identical)
+        self._source.add(rows / ours / 1e3, rows / before / 1e3, rows / after / 1e3, costs=costs_of("row", watch))
         self._through_proxy(rows)
         run_until_steady([partial(self._write, name) for name in (UNPUBLISHED, "distributedlog")])
-        sinks = (UNPUBLISHED, "distributedlog", UNPUBLISHED)
-        times = [_seconds(partial(self._write, name)) for name in sinks]
-        before, ours, after = (SINK_ROWS / each / 1e3 for each in times)
-        self._sink.add(ours, before, after)
+        watch = self._watch()
+        before = seconds_of(partial(self._write, UNPUBLISHED))
+        ours = seconds_of(partial(self._write, "distributedlog"), watch, SINK_ROWS)
+        after = seconds_of(partial(self._write, UNPUBLISHED))
+        before, ours, after = (SINK_ROWS / each / 1e3 for each in (before, ours, after))
+        self._sink.add(ours, before, after, costs=costs_of("row", watch))
+        self._micro_batches()
+
+    def _micro_batches(self) -> None:
         before, python_before = self._rate_to_noop(), self._nothing_to_nothing()
-        ours = self._source_to_sink()
+        watch = self._watch()
+        with watch:
+            ours = self._source_to_sink()
+        watch.units = WARM_UP_BATCHES + MICRO_BATCHES
         python_after, after = self._nothing_to_nothing(), self._rate_to_noop()
-        self._overhead.add(ours, before, after)
+        self._overhead.add(ours, before, after, costs=costs_of("micro-batch", watch))
         self._own_share.add(ours, python_before, python_after)
+
+    def _watch(self, **others: int) -> Watch:
+        return watch_of_spark(self._cluster, self._spark, **others)
 
     def _through_proxy(self, rows: int) -> None:
         with read_proxy(self._uri, self._directory) as proxy:
             proxied = partial(self._read_ours, proxy.address)
             run_until_steady([proxied])  # the proxy is new, and so are the connections of all workers
-            times = [_seconds(job) for job in (self._read_ours, proxied, self._read_ours)]
-        before, ours, after = (rows / each / 1e3 for each in times)
-        self._proxied.add(ours, before, after)
+            watch = self._watch(proxy=proxy.pid)
+            before, ours, after = (
+                seconds_of(self._read_ours),
+                seconds_of(proxied, watch, rows),
+                seconds_of(self._read_ours),
+            )
+        self._proxied.add(rows / ours / 1e3, rows / before / 1e3, rows / after / 1e3, costs=costs_of("row", watch))
 
     def _prepare(self) -> None:
         """Fill the logs that are read, and run the queries of rows P8 once."""
@@ -169,14 +189,25 @@ def run_until_steady(jobs: Sequence[Job], time_s: Callable[[Job], float] | None 
     """Run jobs in turn, uncounted, until none has got faster, `MOST_WARM_UPS` times at most; returns how often."""
     fastest = [math.inf] * len(jobs)
     for runs in range(1, MOST_WARM_UPS + 1):
-        times = [(time_s or _seconds)(job) for job in jobs]
+        times = [(time_s or seconds_of)(job) for job in jobs]
         if not any(took < STEADY * before for took, before in zip(times, fastest, strict=True)):
             return runs
         fastest = list(map(min, times, fastest))
     return MOST_WARM_UPS
 
 
-def _seconds(job: Job) -> float:
-    begin = time.perf_counter()
-    job()
-    return time.perf_counter() - begin
+def watch_of_spark(cluster: Cluster, spark: SparkSession, **others: int) -> Watch:
+    """Return what looks at the driver, Spark's JVM and its workers, the cluster and what else takes part."""
+    processes = {"driver": [os.getpid()]} | {name: [pid] for name, pid in others.items()}
+    return cluster.watch(processes, jvm=jvm_pid(spark))
+
+
+def seconds_of(job: Job, window: Window | None = None, units: int = 0) -> float:
+    """Return how long the job takes, which is as many units for the window."""
+    with within(window):
+        begin = time.perf_counter()
+        job()
+        took = time.perf_counter() - begin
+    if window is not None:
+        window.units = units
+    return took

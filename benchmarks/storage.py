@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cluster import ACK_QUORUM, REPLICAS, Cluster, run
+from benchmarks.costs import COUNTED_S, CallCount, Costs, Window, costs_of, within
 from benchmarks.limits import DiskFigures, RawFiles, loopback_bytes_per_s, round_trips_us
 from benchmarks.payloads import ENTRY_BYTES, Records, any_lengths, equal_lengths
 from benchmarks.results import Row, Target, percentile
@@ -93,23 +94,24 @@ class StorageBenchmark:
         if self._limits is None:
             run(self._warm_up())
         before = self._limits or self._measure_limits(seconds)
-        latencies, large, small, equal, unequal = run(self._load(seconds))
+        latencies, append_costs, large, small, equal, unequal = run(self._load(seconds))
         after = self._limits = self._measure_limits(seconds)
         append = (before.append_us, after.append_us)
         disk = (before.stream.bytes_per_s / 1e6, after.stream.bytes_per_s / 1e6)
         loopback = (before.loopback / 1e6, after.loopback / 1e6)
-        self._p50.add(percentile(latencies, 0.5), *append)
+        self._p50.add(percentile(latencies, 0.5), *append, costs=append_costs)
         self._p99.add(percentile(latencies, 0.99), *append)
         self._bytes.add(large.bytes_per_s * REPLICAS * COPIES / 1e6, *disk)
         self._seen.add(large.disk_bytes_per_s / 1e6, *disk)
-        self._write.add(large.bytes_per_s / 1e6, *(limit / (REPLICAS * COPIES) for limit in disk))
-        self._small.add(small.entries_per_s / 1e3, 50.0)
+        per_node = (limit / (REPLICAS * COPIES) for limit in disk)
+        self._write.add(large.bytes_per_s / 1e6, *per_node, costs=large.costs)
+        self._small.add(small.entries_per_s / 1e3, 50.0, costs=small.costs)
         for figures, written, rate, read, wanted in (
             (equal, self._equal_written, self._equal_rate, self._equal_read, 15.0),
             (unequal, self._any_written, self._any_rate, self._any_read, 4.5),
         ):
-            written.add(figures.records_written_per_s / 1e6, 2.5)
-            rate.add(figures.records_read_per_s / 1e6, wanted)
+            written.add(figures.records_written_per_s / 1e6, 2.5, costs=figures.write_costs)
+            rate.add(figures.records_read_per_s / 1e6, wanted, costs=figures.read_costs)
             read.add(figures.bytes_read_per_s / 1e6, *loopback)
 
     async def _warm_up(self) -> None:
@@ -129,28 +131,36 @@ class StorageBenchmark:
             loopback_bytes_per_s(ENTRY_BYTES, seconds / 2),
         )
 
-    async def _load(self, seconds: float) -> tuple[list[float], Load, Load, RecordFigures, RecordFigures]:
-        async with self._cluster.client() as client:
-            latencies = await append_latencies_us(client, seconds)
-            large = await write_load(client, _repeated(os.urandom(ENTRY_BYTES)), LARGE_DEPTH, seconds, self._cluster)
-            small = await write_load(
-                client, _repeated(os.urandom(SMALL_ENTRY_BYTES)), SMALL_DEPTH, seconds, self._cluster
-            )
+    async def _load(self, seconds: float) -> tuple[list[float], Costs, Load, Load, RecordFigures, RecordFigures]:
+        cluster = self._cluster
+        async with cluster.client() as client:
+            watch, calls = cluster.watch(), cluster.calls()
+            latencies = await append_latencies_us(client, seconds, watch)
+            await append_latencies_us(client, COUNTED_S, calls)
+            large = await write_load(client, _repeated(os.urandom(ENTRY_BYTES)), LARGE_DEPTH, seconds, cluster)
+            entries = _repeated(os.urandom(SMALL_ENTRY_BYTES))
+            small = await write_load(client, entries, SMALL_DEPTH, seconds, cluster, counted=True)
             equal = await self._records(client, self._equal, seconds)
             unequal = await self._records(client, self._any, seconds)
-        return latencies, large, small, equal, unequal
+        return latencies, costs_of("append", watch, calls), large, small, equal, unequal
 
     async def _records(self, client: LedgerClient, records: Records, seconds: float) -> RecordFigures:
         per_entry = len(records.txids) / len(records.entries())
-        written = await write_load(client, _encoded(records), LARGE_DEPTH, seconds, self._cluster)
+        written = await write_load(
+            client, _encoded(records), LARGE_DEPTH, seconds, self._cluster, per="record", per_entry=per_entry
+        )
         ledger_id = await fill_ledger(client, records)
         reader = await client.open(ledger_id, recover=False)
+        watch = self._cluster.watch()
         try:
-            rows, size, elapsed = await read_and_decode(reader, seconds)
+            rows, size, elapsed = await read_and_decode(reader, seconds, watch)
         finally:
             await reader.close()
             await client.delete(ledger_id)
-        return RecordFigures(written.entries_per_s * per_entry, rows / elapsed, size / elapsed)
+        read_costs = costs_of("record", watch)
+        return RecordFigures(
+            written.entries_per_s * per_entry, rows / elapsed, size / elapsed, written.costs, read_costs
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +170,7 @@ class Load:
     entries_per_s: float
     bytes_per_s: float
     disk_bytes_per_s: float
+    costs: Costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +180,23 @@ class RecordFigures:
     records_written_per_s: float
     records_read_per_s: float
     bytes_read_per_s: float
+    write_costs: Costs
+    read_costs: Costs
 
 
-async def append_latencies_us(client: LedgerClient, seconds: float) -> list[float]:
+async def append_latencies_us(client: LedgerClient, seconds: float, window: Window | None = None) -> list[float]:
     """Time appends, each of which waits for the one before."""
     writer = await new_writer(client)
     payload = os.urandom(SMALL_BYTES)
     latencies: list[float] = []
-    begin = time.perf_counter()
-    while (now := time.perf_counter()) - begin < seconds or len(latencies) < LEAST_SAMPLES:
-        await writer.add(payload)
-        if now - begin > seconds * WARM_UP:
-            latencies.append((time.perf_counter() - now) * 1e6)
+    with within(window):
+        begin = time.perf_counter()
+        while (now := time.perf_counter()) - begin < seconds or len(latencies) < LEAST_SAMPLES:
+            await writer.add(payload)
+            if now - begin > seconds * WARM_UP:
+                latencies.append((time.perf_counter() - now) * 1e6)
+    if window is not None:
+        window.units = writer.last_add_pushed + 1
     await finish(client, writer)
     return latencies
 
@@ -210,6 +226,7 @@ class Pump:
         self._stopped_at: float | None = None
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.entries = 0
+        self.sent = 0
 
     async def run(self, depth: int) -> float:
         """Return the seconds counted. Raises what an add failed with."""
@@ -220,6 +237,7 @@ class Pump:
 
     def _add(self) -> None:
         self._under_way += 1
+        self.sent += 1
         self._left -= 1
         self._writer.add(*next(self._payloads)).add_done_callback(self._acknowledged)
 
@@ -248,17 +266,48 @@ class Pump:
 
 
 async def write_load(
-    client: LedgerClient, payloads: Iterator[tuple[Buffer, ...]], depth: int, seconds: float, cluster: Cluster
+    client: LedgerClient,
+    payloads: Iterator[tuple[Buffer, ...]],
+    depth: int,
+    seconds: float,
+    cluster: Cluster,
+    *,
+    per: str = "entry",
+    per_entry: float = 1.0,
+    counted: bool = False,
 ) -> Load:
-    """Run a closed loop of `depth` adds to one ledger."""
+    """Run a closed loop of `depth` adds to one ledger; with `counted` a short one more, for its system calls.
+
+    Costs are those of one `per`, of which an entry has `per_entry`.
+    """
     writer = await new_writer(client)
-    written, began = cluster.disk_bytes_written(), time.perf_counter()
-    pump = Pump(writer, payloads, seconds)
-    counted = await pump.run(depth)
-    disk = (cluster.disk_bytes_written() - written) / (time.perf_counter() - began)
+    watch = cluster.watch()
+    with watch:
+        written, began = cluster.disk_bytes_written(), time.perf_counter()
+        pump = Pump(writer, payloads, seconds)
+        timed_s = await pump.run(depth)
+        disk = (cluster.disk_bytes_written() - written) / (time.perf_counter() - began)
+    watch.units = pump.sent * per_entry
     await finish(client, writer)
+    calls = None
+    if counted:
+        calls = cluster.calls()
+        await count_calls(client, payloads, depth, calls)
     mean_bytes = writer.length / (writer.last_add_pushed + 1)
-    return Load(pump.entries / counted, pump.entries * mean_bytes / counted, disk)
+    costs = costs_of(per, watch, calls)
+    return Load(pump.entries / timed_s, pump.entries * mean_bytes / timed_s, disk, costs)
+
+
+async def count_calls(
+    client: LedgerClient, payloads: Iterator[tuple[Buffer, ...]], depth: int, calls: CallCount
+) -> None:
+    """Run the same closed loop for a moment, for its system calls."""
+    writer = await new_writer(client)
+    with calls:
+        pump = Pump(writer, payloads, COUNTED_S)
+        await pump.run(depth)
+    calls.units = pump.sent
+    await finish(client, writer)
 
 
 async def fill_ledger(client: LedgerClient, records: Records) -> int:
@@ -273,17 +322,20 @@ async def fill_ledger(client: LedgerClient, records: Records) -> int:
     return writer.ledger_id
 
 
-async def read_and_decode(reader: LedgerReader, seconds: float) -> tuple[int, int, float]:
+async def read_and_decode(reader: LedgerReader, seconds: float, window: Window | None = None) -> tuple[int, int, float]:
     """Read the ledger from end to end, over and over; return records, stored bytes and seconds. The first time is
     warm-up.
     """
     await _read_once(reader)
     rows = size = 0
-    begin = time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < seconds or not rows:
-        more_rows, more_bytes = await _read_once(reader)
-        rows += more_rows
-        size += more_bytes
+    with within(window):
+        begin = time.perf_counter()
+        while (elapsed := time.perf_counter() - begin) < seconds or not rows:
+            more_rows, more_bytes = await _read_once(reader)
+            rows += more_rows
+            size += more_bytes
+    if window is not None:
+        window.units = rows
     return rows, size, elapsed
 
 

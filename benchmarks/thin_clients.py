@@ -1,8 +1,8 @@
 """Clients of proxies, in processes of their own: what rows P18 to P23 load proxies with.
 
-Each function with a `Connection` is a child: it connects, says "ready", waits for "go", loads for a window and sends
-what it counted. Loads are closed: each answer starts the client's next request. An error ends the run: a figure with
-refusals in it would be of nothing.
+Each function with a `Connection` is a child: it connects, says which process it is, waits for "go", loads for a window,
+sends what it counted and waits until it has been looked at. Loads are closed: each answer starts the client's next
+request. An error ends the run: a figure with refusals in it would be of nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TypeAlias
 
 from benchmarks.cluster import run
+from benchmarks.costs import Window, within
 from benchmarks.limits import child_process
 from dlspark.serving.bindings.frames_client import FramesClient
 from dlspark.serving.client.client import AsyncClient
@@ -52,10 +54,13 @@ class Counted:
         now = clock()
         self.begin, self.end = now + WARM_UP * seconds, now + (1 + WARM_UP) * seconds
         self.records = 0
+        self.all_records = 0
+        """Warm-up and all that was under way at the end too."""
 
     def add(self, records: int) -> bool:
         """Count them; whether the window goes on."""
         now = self._clock()
+        self.all_records += records
         if now >= self.begin and (now < self.end or not self.records):
             self.records += records
             self.end = max(self.end, now)
@@ -67,6 +72,15 @@ class Counted:
         return self.records / (self.end - self.begin)
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How fast did clients write, and how much in all?"""
+
+    per_second: float
+    """Within the counted part of the window."""
+    all_records: int
+
+
 def records_per_s(
     load: Load,
     address: str,
@@ -76,10 +90,10 @@ def records_per_s(
     folder: str = "",
     *,
     clients: int = CLIENTS,
-    look: Callable[[], None] | None = None,
+    window: Callable[[list[int]], Window] | None = None,
 ) -> float:
     """Return how much `clients` clients in `PROCESSES` processes at most get written together; with an identity folder
-    under TLS. `look` is called when they begin, and when all have ended.
+    under TLS. `window` makes a window of the processes' ids: it begins when they do, and ends before they do.
     """
     processes = min(PROCESSES, clients)
     share = clients // processes
@@ -88,16 +102,17 @@ def records_per_s(
             stack.enter_context(child_process(load, address, streams, share, record_bytes, seconds, folder))
             for _ in range(processes)
         ]
+        pids = [int(end.recv()) for end in ends]
+        looking = None if window is None else window(pids)
+        with within(looking):
+            for end in ends:
+                end.send("go")
+            written: list[Written] = [end.recv() for end in ends]
+        if looking is not None:
+            looking.units = sum(each.all_records for each in written)
         for end in ends:
-            check(end.recv() == "ready", "a process of clients did not connect")
-        if look is not None:
-            look()
-        for end in ends:
-            end.send("go")
-        total = float(sum(end.recv() for end in ends))
-        if look is not None:
-            look()
-        return total
+            end.send("end")
+        return sum(each.per_second for each in written)
 
 
 def frames_load(
@@ -145,7 +160,7 @@ async def _frames_load(
         for _ in range(FRAMES_DEPTH):
             write(client, request)
     await ended
-    end.send(counted.per_second)
+    _tell(end, counted)
     await asyncio.gather(*(client.close() for client in connected))
 
 
@@ -179,7 +194,7 @@ async def _library_load(
             await producer.write(payload)
 
     await asyncio.gather(*(writing(producer) for producer in producers for _ in range(FRAMES_DEPTH)))
-    end.send(counted.per_second)
+    _tell(end, counted)
     await asyncio.gather(*(client.close() for client in connected))
 
 
@@ -248,7 +263,7 @@ async def _grpc_load(
         _wait_for_go(end)
         counted = Counted(seconds)
         await asyncio.gather(*(one_client(number) for number in range(clients)))
-        end.send(counted.per_second)
+        _tell(end, counted)
 
 
 def idle_clients(end: Connection, address: str, clients: int) -> None:
@@ -294,5 +309,11 @@ def security_of(folder: str) -> SecuritySettings:
 
 def _wait_for_go(end: Connection) -> None:
     """Wait until all processes of a load begin together. Nothing runs on the loop yet that must not wait."""
-    end.send("ready")
+    end.send(os.getpid())
     check(end.recv() == "go", "the run has ended")
+
+
+def _tell(end: Connection, counted: Counted) -> None:
+    """Say what was written, and wait until this process was looked at. Nothing is under way any more."""
+    end.send(Written(counted.per_second, counted.all_records))
+    check(end.recv() == "end", "the run has ended")

@@ -7,16 +7,16 @@ as JSON or so. Every job has run until it gets no faster before it counts, as fo
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.cluster import Cluster
+from benchmarks.costs import costs_of
 from benchmarks.kafka_systems import KafkaLogs
 from benchmarks.results import Row, Target
 from benchmarks.session import CORES
-from benchmarks.spark_jobs import run_until_steady
+from benchmarks.spark_jobs import run_until_steady, seconds_of, watch_of_spark
 from metadata.foundation.errors import check
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class TypedBenchmark:
     """
 
     def __init__(self, cluster: Cluster, spark: SparkSession, kafka: KafkaLogs | None = None) -> None:
+        self._cluster = cluster
         self._uri = cluster.uri
         self._spark = spark
         self._kafka = kafka
@@ -65,8 +66,10 @@ class TypedBenchmark:
 
     def _paired(self, row: Row, ours: Callable[[], None], other: Callable[[], None]) -> None:
         run_until_steady([other, ours])
-        before, own, after = (ORDERS / _seconds(job) / 1e3 for job in (other, ours, other))
-        row.add(own, before, after)
+        watch = watch_of_spark(self._cluster, self._spark)
+        times = seconds_of(other), seconds_of(ours, watch, ORDERS), seconds_of(other)
+        before, own, after = (ORDERS / each / 1e3 for each in times)
+        row.add(own, before, after, costs=costs_of("row", watch))
 
     def _prepare(self) -> None:
         """Make the logs, and fill those that are read."""
@@ -141,9 +144,3 @@ def _parsed(rows: DataFrame) -> DataFrame:
 
 def _to_noop(rows: DataFrame) -> None:
     rows.write.format("noop").mode("overwrite").save()
-
-
-def _seconds(job: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    job()
-    return time.perf_counter() - begin

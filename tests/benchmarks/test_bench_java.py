@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from benchmarks.costs import Costs
 from benchmarks.java_cluster import ROOT
 from benchmarks.java_pairs import SMALL_WARM_UPS, JavaPairs, Load
+from benchmarks.results import Measured
 from dlspark.sandbox.beginning import LEDGERS_PATH
 
 P50_US = {
@@ -19,10 +21,11 @@ class ClientOf:
         self.name = name
         self._asked = asked
 
-    def measure(self, load: Load, root: str, seconds: float) -> tuple[float, ...]:
+    def measure(self, load: Load, root: str, seconds: float) -> Measured:
         self._asked.append((load, self.name, root))
         p50 = P50_US[self.name, root]
-        return (p50, 10 * p50) if load is Load.APPENDS else (1e5 / p50,)
+        costs = None if self.name == "Java client" else Costs("entry", {"nodes": {"processor us": p50 / 10}})
+        return Measured((p50, 10 * p50) if load is Load.APPENDS else (1e5 / p50,), costs)
 
 
 def pairs_that_note(asked: list[tuple[Load, str, str] | str]) -> JavaPairs:
@@ -40,6 +43,18 @@ def test_nodes_are_compared_under_each_client_and_clients_on_each_kind_of_node()
     assert ratios["our client, Java bookies: append 100 B, depth 1, p50"] == [160 / 200]
     assert ratios["our client, our nodes: write 256 KB, depth 16"] == [2.0]
     assert ratios["memory of a node (RSS)"] == [0.1]
+
+
+def test_what_an_entry_costs_our_nodes_stands_once_a_load_beside_what_it_costs_javas() -> None:
+    pairs = pairs_that_note([])
+    pairs.round(1.0)
+    known = {row.what: row.costs[0].figures for row in pairs.rows if row.costs}
+    assert [what.split(": ")[1] for what in known] == [
+        *("append 100 B, depth 1, p50", "1 KB entries, depth 256", "write 256 KB, depth 16", "read 256 KB")
+    ]
+    assert all(what.startswith("our nodes, our client") for what in known)
+    both = {"nodes": {"processor us": 5.0}, "Java bookies: nodes": {"processor us": 16.0}}
+    assert all(figures == both for figures in known.values())
 
 
 def test_every_pair_is_warmed_up_with_every_load_before_anything_counts() -> None:

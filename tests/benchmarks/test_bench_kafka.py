@@ -11,11 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.costs import Costs
 from benchmarks.kafka_broker import BROKER_POM, CONNECTOR_POM, broker_settings, properties, version_of
 from benchmarks.kafka_jobs import Arrivals, Load
 from benchmarks.kafka_pairs import FLUSHED, WARM_UPS, KafkaPairs
 from benchmarks.machine import header
 from benchmarks.processes import Spent, TreeCpu, loopback_bytes, spent_between
+from benchmarks.results import Measured
 from dlspark.testing.java_process import OutOfReachError, class_path_of
 
 FIGURE = {"ours": 10.0, "Kafka": 20.0, "Kafka flushed": 40.0}
@@ -29,9 +31,10 @@ class SystemOf:
         self.name = name
         self._asked = asked
 
-    def measure(self, load: Load, seconds: float) -> tuple[float, ...]:
+    def measure(self, load: Load, seconds: float) -> Measured:
         self._asked.append((load, self.name))
-        return tuple(FIGURE[self.name] * (1 + number) for number in range(COUNTS.get(load, 1)))
+        figures = tuple(FIGURE[self.name] * (1 + number) for number in range(COUNTS.get(load, 1)))
+        return Measured(figures, Costs("row", {"servers": {"processor us": FIGURE[self.name]}}))
 
 
 def pairs_that_note(asked: list[tuple[Load, str] | str]) -> KafkaPairs:
@@ -50,6 +53,17 @@ def test_the_sink_is_compared_with_a_flushed_broker_too_and_everything_else_with
     idle_session, python_sink = 5 / 20, 10 / 4
     of_loads = [10 / 20] * (len(Load) - len(COUNTS) + sum(COUNTS.values()))
     assert by_limit["not"] == [*of_loads, idle_session, python_sink]
+
+
+def test_what_a_row_costs_stands_once_a_load_beside_what_it_costs_kafka() -> None:
+    pairs = pairs_that_note([])
+    pairs.round(1.0)
+    known = [row for row in pairs.rows if row.costs]
+    assert len(known) == len(Load) + len(FLUSHED)
+    for row in known:
+        other = "Kafka flushed" if "flushed" in row.limit else "Kafka"
+        theirs = {f"{other}: servers": {"processor us": FIGURE[other]}}
+        assert row.costs[0].figures == {"servers": {"processor us": 10.0}} | theirs
 
 
 def test_a_row_of_the_table_says_what_each_system_guarantees() -> None:

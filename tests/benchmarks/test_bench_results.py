@@ -116,6 +116,7 @@ def test_rounds_that_differ_by_more_than_half_of_their_median_say_so() -> None:
 def test_numbers_are_short() -> None:
     assert [number(value) for value in (0.01234, 1.5, 123.4, 12345.6)] == ["0.0123", "1.5", "123", "12,346"]
     assert spread([1.0, 3.0, 2.0]) == "2 (1-3)"
+    assert spread([2.0]) == "2"
     assert percentile([5.0, 1.0, 3.0], 0.5) == 3.0
     assert percentile([1.0, 2.0], 0.99) == 2.0
 

@@ -1,0 +1,291 @@
+"""What one unit of work costs: processor time of each process, its wake-ups and calls, and what the nodes counted.
+
+Times on the clock depend on what else a machine does; these do so far less. A load runs within a window:
+
+* `Watch` reads clocks and counters that the kernel keeps anyway, before and after, in the window that is timed. The
+  processor time of a process is exact (no counts of hundredths); a wake-up is a voluntary switch of one of its
+  threads, so one that had to wait and went on; read and write calls are those of files and pipes (sockets have others).
+* `CallCount` counts system calls with `perf stat`, in a window of its own, as counting slows what is counted.
+
+Both divide by the units that the load says it did, warm-up too: all that happened between begin and end counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
+
+from benchmarks.processes import TreeCpu, exact_cpu_s
+from metadata.foundation.errors import check
+from metadata.foundation.processes import ending_with_parent
+
+Figures: TypeAlias = "Mapping[str, Mapping[str, float]]"
+"""By process (or several of one kind) and by what is counted."""
+CLIENT: Final = "client"
+PROCESSOR: Final = "processor us"
+WAKE_UPS: Final = "wake-ups"
+SYSTEM_CALLS: Final = "system calls"
+COUNTED_S: Final = 0.5
+"""Length of a window in which system calls are counted: counts hardly differ from one to the next."""
+_EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    SYSTEM_CALLS: ("raw_syscalls:sys_enter",),
+    "fsyncs": ("syscalls:sys_enter_fdatasync", "syscalls:sys_enter_fsync"),
+    "sends": ("syscalls:sys_enter_sendmsg", "syscalls:sys_enter_sendto"),
+    "receives": ("syscalls:sys_enter_recvmsg", "syscalls:sys_enter_recvfrom"),
+    "polls": ("syscalls:sys_enter_epoll_wait", "syscalls:sys_enter_epoll_pwait"),
+}
+_ACKNOWLEDGED: Final = b"ack\n\0"
+_PERF_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """How much did one unit take, of each process?"""
+
+    per: str
+    """What one unit is."""
+    figures: Figures
+    missing: str = ""
+    """Why system calls were not counted, where they should have been."""
+
+
+class Window(Protocol):
+    """Something that looks at processes while a load runs in its block; the load says how many units that were."""
+
+    units: float
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, kind: object, *_: object) -> None: ...
+
+
+def within(window: Window | None) -> contextlib.AbstractContextManager[object]:
+    """Return the window as a context manager; where there is none, one that does nothing."""
+    return contextlib.nullcontext() if window is None else window
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What had a process done when it was looked at?"""
+
+    cpu_s: float
+    switches: Mapping[int, int] = field(default_factory=dict)
+    """By thread: a thread that ends takes its number along."""
+    io: Mapping[str, int] = field(default_factory=dict)
+
+
+_IO: Final = {"syscr": "read calls", "syscw": "write calls", "write_bytes": "bytes to disk"}
+
+
+def look_at(pid: int) -> Look:
+    """Read the clock and the counters of a running process; the clock alone where there is no /proc."""
+    home = Path(f"/proc/{pid}")
+    if not home.exists():
+        return Look(exact_cpu_s(pid))
+    switches: dict[int, int] = {}
+    for thread in (home / "task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            switches[int(thread.name)] = _number((thread / "status").read_text(), "voluntary_ctxt_switches")
+    text = (home / "io").read_text()
+    return Look(exact_cpu_s(pid), switches, {name: _number(text, name) for name in _IO})
+
+
+def _number(text: str, name: str) -> int:
+    """Return the number behind `name:` at the beginning of a line."""
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name}:"))
+
+
+def difference(before: Look, after: Look) -> dict[str, float]:
+    """Return what a process did between two looks. What a thread did that ended meanwhile is missed."""
+    done = {PROCESSOR: (after.cpu_s - before.cpu_s) * 1e6}
+    if after.switches:
+        done[WAKE_UPS] = sum(count - before.switches.get(thread, 0) for thread, count in after.switches.items())
+    done |= {_IO[name]: count - before.io[name] for name, count in after.io.items()}
+    return done
+
+
+def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the sum of figures of the same names."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
+
+
+def _none_counted() -> Figures:
+    return {}
+
+
+class Watch:
+    """Looks at processes before and after its block.
+
+    Args:
+        processes: by what they are called; those of one name are added up.
+        jvm: a JVM that starts Python workers, which come and go: it and they are looked at as well.
+        counters: gives numbers that the processes have counted themselves since they began, if any.
+    """
+
+    def __init__(
+        self,
+        processes: Mapping[str, Sequence[int]],
+        *,
+        jvm: int | None = None,
+        counters: Callable[[], Figures] = _none_counted,
+    ) -> None:
+        # This process is looked at last before the block and first behind it: looking at the others is not its load.
+        self._processes = dict(sorted(processes.items(), key=lambda item: os.getpid() in item[1]))
+        self._jvm = jvm
+        self._counters = counters
+        self._done: dict[str, dict[str, float]] = {}
+        self.units = 0.0
+
+    def __enter__(self) -> Watch:
+        self._counted = self._counters()
+        self._tree = None if self._jvm is None else TreeCpu([self._jvm])
+        self._jvm_s = 0.0 if self._jvm is None else exact_cpu_s(self._jvm)
+        self._before = {name: [look_at(pid) for pid in pids] for name, pids in self._processes.items()}
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            return  # a load that failed: its processes may be gone, and its error is the one to be seen
+        for name, pids in reversed(self._processes.items()):
+            looks = zip(self._before[name], map(look_at, pids), strict=True)
+            self._done[name] = summed([difference(before, after) for before, after in looks])
+        if self._tree is not None and self._jvm is not None:
+            jvm_s, tree_s = exact_cpu_s(self._jvm) - self._jvm_s, self._tree.seconds()
+            # The JVM was looked at within the looks at its tree: what is left is not below 0.
+            self._done |= {"JVM": {PROCESSOR: jvm_s * 1e6}, "Python workers": {PROCESSOR: (tree_s - jvm_s) * 1e6}}
+        for name, counted in self._counters().items():
+            grown = {what: number - self._counted[name][what] for what, number in counted.items()}
+            self._done.setdefault(name, {}).update(grown)
+
+    @property
+    def figures(self) -> Figures:
+        """What one unit took. Raises InvariantViolation where the load did none."""
+        return _per_unit(self._done, self.units)
+
+
+def _per_unit(done: Figures, units: float) -> dict[str, dict[str, float]]:
+    check(units > 0, "a load that was watched did nothing")
+    return {name: {what: number / units for what, number in parts.items()} for name, parts in done.items()}
+
+
+class CallCount:
+    """Counts system calls of processes in its block, by `perf stat`, where it is installed and allowed."""
+
+    def __init__(self, processes: Mapping[str, Sequence[int]]) -> None:
+        self._processes = processes
+        self._done: dict[str, dict[str, float]] = {}
+        self.units = 0.0
+        self.missing = ""
+        """Why nothing was counted."""
+
+    def __enter__(self) -> CallCount:
+        with contextlib.ExitStack() as stack:
+            try:
+                self._counting = {name: stack.enter_context(_perf(pids)) for name, pids in self._processes.items()}
+            except PerfError as reason:
+                self.missing, self._counting = str(reason), {}
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with self._stack:
+            self._done = {name: end() for name, end in self._counting.items()} if kind is None else {}
+
+    @property
+    def figures(self) -> Figures:
+        """Calls a unit; nothing where nothing was counted. Raises InvariantViolation where the load did nothing."""
+        return _per_unit(self._done, self.units)
+
+
+class PerfError(Exception):
+    """`perf` cannot count here."""
+
+
+@contextlib.contextmanager
+def _perf(pids: Sequence[int]) -> Iterator[Callable[[], dict[str, float]]]:
+    """Count calls of these processes from now on, until the function that is yielded is called, which returns them."""
+    program = shutil.which("perf")
+    if program is None:
+        raise PerfError("perf is not installed")
+    events = [event for names in _EVENTS.values() for event in names]
+    control, ours_of_control = os.pipe()
+    ours_of_answers, answers = os.pipe()
+    with contextlib.ExitStack() as stack:
+        for descriptor in (ours_of_control, ours_of_answers):
+            stack.callback(os.close, descriptor)
+        output = stack.enter_context(tempfile.TemporaryFile())
+        command = [program, "stat", "-x,", "-D", "-1", "-e", ",".join(events), "-p", ",".join(map(str, pids))]
+        process = subprocess.Popen(
+            ending_with_parent([*command, "--control", f"fd:{control},{answers}"]),
+            pass_fds=(control, answers),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=output,
+        )
+        stack.callback(_end, process)
+        os.close(control)
+        os.close(answers)
+
+        def say(word: bytes) -> None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(ours_of_control, word)
+            # It answers, or it ends, which closes the pipe.
+            if os.read(ours_of_answers, len(_ACKNOWLEDGED)) != _ACKNOWLEDGED:
+                process.wait(_PERF_S)
+                output.seek(0)
+                raise PerfError(refusal_of(output.read().decode(errors="replace")))
+
+        def end() -> dict[str, float]:
+            say(b"disable\n")
+            process.send_signal(signal.SIGINT)
+            process.wait(_PERF_S)
+            output.seek(0)
+            return calls_in(output.read().decode())
+
+        say(b"enable\n")
+        yield end
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def refusal_of(output: str) -> str:
+    """Return the first line in which `perf` says why it does not count."""
+    lines = [line.strip() for line in output.splitlines() if not line.startswith("Events ")]
+    lines = [line for line in lines if line.strip(".") and line != "Error:"]
+    return f"perf does not count here: {lines[0]}" if lines else "perf does not count here"
+
+
+def calls_in(output: str) -> dict[str, float]:
+    """Return the numbers of calls that `perf stat -x,` wrote. An event that never happened is `<not counted>`."""
+    counted: dict[str, float] = {}
+    for fields in (line.split(",") for line in output.splitlines()):
+        if len(fields) > 2:
+            counted[fields[2]] = 0.0 if fields[0].startswith("<not counted") else float(fields[0])
+    return {name: sum(counted[event] for event in events) for name, events in _EVENTS.items()}
+
+
+def costs_of(per: str, watch: Watch, calls: CallCount | None = None) -> Costs:
+    """Return what both have seen of one unit, each in its window."""
+    figures = {name: dict(parts) for name, parts in watch.figures.items()}
+    if calls is not None:
+        for name, parts in calls.figures.items():
+            figures.setdefault(name, {}).update(parts)
+    return Costs(per, figures, calls.missing if calls is not None else "")
+
+
+def beside(own: Costs, peer: str, other: Costs) -> Costs:
+    """Return the costs together with those of the peer that the row compares with, whose processes are named so."""
+    named = {f"{peer}: {name}": parts for name, parts in other.figures.items()}
+    return Costs(own.per, {**own.figures, **named}, own.missing or other.missing)
