@@ -1,0 +1,27 @@
+"""The functions of the compiled core. `metadata.foundation.compiled` says which have to be there."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from _typeshed import ReadableBuffer, WriteableBuffer
+
+INTERFACE: Final[int]
+"""Grows with every change of a function that is there already."""
+__version__: Final[str]
+
+def measure_records(contents: Sequence[ReadableBuffer], hidden: int) -> tuple[int, int] | None:
+    """Return how many records `contents` have, without those that have one of the flags `hidden`, and their payload
+    bytes; None where it is for the twin to say."""
+
+def record_columns(
+    contents: Sequence[ReadableBuffer],
+    entry_ids: Sequence[int],
+    hidden: int,
+    start_sequence_id: int,
+    numbers: Sequence[WriteableBuffer],
+    offsets: WriteableBuffer,
+    payload: WriteableBuffer,
+) -> bool:
+    """Write the columns of the records that were counted: `numbers` are arrays of 64 bits for entry ids, slots,
+    transaction ids, positions, sequence ids and flags, `offsets` are of 32 bits. Return whether all of them are full
+    and nothing was left: otherwise what is in them is of no use."""
