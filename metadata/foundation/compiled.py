@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import numpy as np
+    import numpy.typing as npt
     from _typeshed import ReadableBuffer, WriteableBuffer
+
+    # numpy says only to checkers of Python 3.12 and later that its arrays are buffers.
+    Readable: TypeAlias = ReadableBuffer | npt.NDArray[np.generic]
+    Writable: TypeAlias = WriteableBuffer | npt.NDArray[np.generic]
 
 INTERFACE: Final = 1
 """What this dlspark was written for; the core has the same number in speed/src/lib.rs. One of another is not used."""
@@ -22,22 +30,26 @@ NO_SPEED: Final = "DLSPARK_NO_SPEED"
 class CompiledCore(Protocol):
     """The core's functions, as speed/dlspark_speed.pyi describes them."""
 
-    def measure_records(self, contents: Sequence[ReadableBuffer], hidden: int, /) -> tuple[int, int] | None:
+    def measure_records(self, contents: Sequence[Readable], hidden: int, /) -> tuple[int, int] | None:
         """Count records and their payload bytes."""
         ...
 
     def record_columns(
         self,
-        contents: Sequence[ReadableBuffer],
+        contents: Sequence[Readable],
         entry_ids: Sequence[int],
         hidden: int,
         start_sequence_id: int,
-        numbers: Sequence[WriteableBuffer],
-        offsets: WriteableBuffer,
-        payload: WriteableBuffer,
+        numbers: Sequence[Writable],
+        offsets: Writable,
+        payload: Writable,
         /,
     ) -> bool:
         """Write the columns of the records that were counted."""
+        ...
+
+    def lay_out_records(self, headers: Readable, offsets: Readable, data: Readable, records: Writable, /) -> bool:
+        """Write headers and payloads in turns."""
         ...
 
 

@@ -17,7 +17,7 @@ mod dlspark_speed {
     use super::*;
 
     #[pymodule_export]
-    use super::records::{measure_records, record_columns};
+    use super::records::{lay_out_records, measure_records, record_columns};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

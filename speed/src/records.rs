@@ -98,6 +98,9 @@ fn fill(
     start_sequence_id: i64,
     results: [&mut [u8]; 8],
 ) -> Option<()> {
+    if contents.len() != entry_ids.len() {
+        return None;
+    }
     let [entry_id, slot_id, txid, position, sequence_id, flags, offsets, payload] = results;
     let (mut entry_id, mut slot_id, mut txid) = (Column::new(entry_id), Column::new(slot_id), Column::new(txid));
     let (mut position, mut sequence_id) = (Column::new(position), Column::new(sequence_id));
@@ -133,4 +136,42 @@ fn fill(
     }
     let full = room.is_empty() && offsets.next().is_none() && txid.0.next().is_none();
     full.then_some(())
+}
+
+/// Write records one behind the other: each of `headers`, of 20 bytes, and behind it its payload.
+///
+/// Payload i is `data[offsets[i]..offsets[i + 1]]`, the offsets being int64. False where there is not one more of them
+/// than headers, one leads outside of `data`, or `records` is not exactly filled.
+#[pyfunction]
+pub fn lay_out_records<'py>(
+    headers: Input<'py>,
+    offsets: Input<'py>,
+    data: Input<'py>,
+    records: &Bound<'py, PyAny>,
+) -> PyResult<bool> {
+    let inputs = [headers, offsets, data];
+    let mut results = Results::take([records], &inputs)?;
+    let [headers, offsets, data] = &inputs;
+    let [records] = results.slices();
+    Ok(interleave(headers.bytes(), offsets.bytes(), data.bytes(), records).is_some())
+}
+
+fn interleave(headers: &[u8], offsets: &[u8], data: &[u8], records: &mut [u8]) -> Option<()> {
+    let mut ends = offsets.chunks_exact(8).map(|one| one.first_chunk().map(|one| i64::from_ne_bytes(*one)));
+    let mut start = usize::try_from(ends.next()??).ok()?;
+    let mut room = records;
+    let headers = headers.chunks_exact(HEADER_BYTES);
+    if headers.len() != ends.len() || !headers.remainder().is_empty() {
+        return None;
+    }
+    for (header, end) in headers.zip(ends) {
+        let end = usize::try_from(end?).ok()?;
+        let payload = data.get(start..end)?;
+        let (head, rest) = room.split_at_mut_checked(HEADER_BYTES)?;
+        head.copy_from_slice(header);
+        let (body, rest) = rest.split_at_mut_checked(payload.len())?;
+        body.copy_from_slice(payload);
+        (start, room) = (end, rest);
+    }
+    room.is_empty().then_some(())
 }
