@@ -36,3 +36,15 @@ def lay_out_records(headers: Readable, offsets: Readable, data: Readable, record
     """Write records one behind the other: each of `headers`, of 20 bytes, and behind it its payload, which is
     `data[offsets[i] : offsets[i + 1]]`, the offsets of 64 bits. Return whether all of it fits together, and `records`
     are full: otherwise what is in them is of no use."""
+
+def package_entry(
+    digest_size: int, ids: tuple[int, int, int, int], payload: tuple[ReadableBuffer, ...]
+) -> bytes | None:
+    """Return the header of an entry with ledger id, entry id, LAC and length, and its digest of 8 bytes (CRC32) or 4
+    (CRC32C) over that and `payload`. None where an argument is something else: the twin words the error."""
+
+def verify_entry(
+    digest_size: int, ledger_id: int, entry_id: int | None, data: ReadableBuffer
+) -> tuple[int, int, int] | None:
+    """Return entry id, LAC and length of an entry whose digest is right and whose ids are the ones asked for. None
+    where that is not so: the twin says what is wrong."""

@@ -52,6 +52,18 @@ class CompiledCore(Protocol):
         """Write headers and payloads in turns."""
         ...
 
+    def package_entry(
+        self, digest_size: int, ids: tuple[int, int, int, int], payload: tuple[ReadableBuffer, ...], /
+    ) -> bytes | None:
+        """Make the header and digest of an entry."""
+        ...
+
+    def verify_entry(
+        self, digest_size: int, ledger_id: int, entry_id: int | None, data: ReadableBuffer, /
+    ) -> tuple[int, int, int] | None:
+        """Check an entry against its digest and the ids that were asked for."""
+        ...
+
 
 def _load() -> tuple[CompiledCore | None, str, bool]:
     """Return the core, or None; a sentence that says which and why; and whether one is there that does not fit."""

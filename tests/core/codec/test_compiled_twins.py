@@ -12,47 +12,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from helpers.entry_mutations import drawn_entry, mutated
-from helpers.twins import built, outcome, running_on
+from helpers.twins import Draws, alike, answered_of
+from helpers.twins import core as core
+from helpers.twins import draws as draws
 
 from dlspark.core.codec.entries import Compression
 from dlspark.core.codec.vector_decoding import DecodedBatch, decode_up_to
 from dlspark.core.codec.vector_encoding import encode_entries
 from metadata.foundation.compiled import CompiledCore
 
-INPUTS, INPUTS_A_ROUND = 200, 1_000
-SEED = 34
 pytestmark = [pytest.mark.timeout(0)]  # as many rounds as one has patience for
 
 
 @pytest.fixture(scope="module", name="twin")
 def _both_are_run_here() -> str:
     return "both"
-
-
-@pytest.fixture(name="core")
-def _core() -> CompiledCore:
-    return built()
-
-
-@pytest.fixture(name="draws")
-def _draws(rounds: int | None, seed: int | None) -> list[random.Random]:
-    """One source of chance for each input, so that one that fails can be run alone: the seed is in the message."""
-    first = SEED if seed is None else seed
-    return [random.Random(first + number) for number in range(rounds * INPUTS_A_ROUND if rounds else INPUTS)]
-
-
-def alike(core: CompiledCore, draws: list[random.Random], made: Callable[[random.Random], Callable[[], object]]) -> int:
-    """Run each input on both, and return how many had a result; the others had an error."""
-    good = 0
-    for number, draw in enumerate(draws):
-        work = made(draw)
-        with running_on(None):
-            plain = outcome(work)
-        with running_on(core):
-            quick = outcome(work)
-        assert quick == plain, f"input {number}, from its seed on"
-        good += plain[0] == "result"
-    return good
 
 
 def shown(batch: DecodedBatch) -> tuple[object, ...]:
@@ -92,7 +66,7 @@ def decoding(draw: random.Random) -> Callable[[], object]:
     return work
 
 
-def test_columns_of_entries_good_and_bad(core: CompiledCore, draws: list[random.Random]) -> None:
+def test_columns_of_entries_good_and_bad(core: CompiledCore, draws: Draws) -> None:
     good = alike(core, draws, decoding)
     assert 0.4 * len(draws) < good < 0.9 * len(draws)
 
@@ -122,33 +96,9 @@ def encoding(draw: random.Random) -> Callable[[], object]:
     return work
 
 
-def test_entries_of_columns_good_and_bad(core: CompiledCore, draws: list[random.Random]) -> None:
+def test_entries_of_columns_good_and_bad(core: CompiledCore, draws: Draws) -> None:
     good = alike(core, draws, encoding)
     assert 0.5 * len(draws) < good < len(draws)
-
-
-def anything(draw: random.Random, depth: int = 0) -> object:
-    """Return an argument that is as good as any other, or none at all."""
-    kind = draw.randrange(9 if depth else 12)
-    if kind < 4:
-        data = drawn_entry(draw, enveloped=False) if draw.random() < 0.5 else draw.randbytes(draw.randrange(90))
-        data = mutated(draw, data) if draw.random() < 0.3 else data
-        return (bytes, bytearray, memoryview, lambda one: np.frombuffer(one, np.uint8).copy())[kind](data)
-    if kind == 4:
-        return np.zeros(draw.randrange(9), np.int64) if draw.random() < 0.7 else np.zeros((4, 4), np.int64)[:, ::2]
-    if kind == 5:
-        return bytearray(8 * draw.randrange(9))
-    if kind == 6:
-        return draw.choice((0, 1, -1, 7, 2**31, 2**63 - 1, -(2**63), 2**64 - 1, 2**64, True))
-    if kind == 7:
-        return draw.choice((None, "text", 1.5, object(), {}, b""))
-    if kind == 8:
-        return np.arange(draw.randrange(6), dtype=np.int64) * draw.choice((1, 7, -1, 2**62))
-    several = [anything(draw, depth + 1) for _ in range(draw.choice((0, 1, 2, 6)))]
-    return several if draw.random() < 0.8 else [several[0]] * 6 if several else tuple(several)
-
-
-REFUSALS = (TypeError, ValueError, BufferError, OverflowError)
 
 
 GOOD_ARGUMENTS: dict[str, tuple[object, ...]] = {
@@ -159,19 +109,9 @@ GOOD_ARGUMENTS: dict[str, tuple[object, ...]] = {
 
 
 @pytest.mark.parametrize("name", GOOD_ARGUMENTS)
-def test_no_argument_is_too_much_for_a_function(name: str, core: CompiledCore, draws: list[random.Random]) -> None:
+def test_no_argument_is_too_much_for_a_function(name: str, core: CompiledCore, draws: Draws) -> None:
     """Whatever it gets, it answers or refuses; a panic would be a BaseException of another kind."""
-    function, good = getattr(core, name), GOOD_ARGUMENTS[name]
-    assert function(*good)
-    answered = 0
-    for draw in draws:
-        arguments = [one if draw.random() < 0.7 else anything(draw) for one in good]
-        try:
-            function(*arguments)
-            answered += 1
-        except REFUSALS:
-            pass
-    assert answered > len(draws) // 20
+    assert answered_of(core, name, GOOD_ARGUMENTS[name], draws) > len(draws) // 20
 
 
 def test_results_may_not_share_memory_with_what_is_read(core: CompiledCore) -> None:
