@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest
 SECURED := $(addprefix tests/,spark/source spark/sink spark/catalog serving core cli)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test check lint types contracts unit bench notebooks sim sim-logs sim-proxies torture secured shim clean
+.PHONY: help setup demo quick test check lint types contracts unit bench notebooks sim sim-logs sim-proxies torture secured shim speed compiled clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -79,6 +79,18 @@ sim-proxies: $(STAMP) ## the same with write proxies and thin clients
 
 shim: $(STAMP) ## both jars from jvm-shim/ (needs a JDK; they are committed)
 	$(BIN)/python jvm-shim/build.py
+
+speed: $(STAMP) ## the optional compiled core from speed/, as a wheel in build/, into .venv (needs cargo)
+	@command -v cargo > /dev/null || { echo "The compiled core needs Rust's cargo, which is not here; nothing was changed. \
+	Install it (https://rustup.rs, or the system's package cargo) and run make speed again. dlspark works without it." >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet 'maturin>=1.9,<2'
+	rm -rf build/speed
+	$(BIN)/maturin build --release --quiet --manifest-path speed/Cargo.toml --interpreter $(BIN)/python --out build/speed
+	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps build/speed/*.whl
+	@$(BIN)/python -c 'from metadata.foundation import compiled; print(compiled.said)'
+
+compiled: $(STAMP) ## after `make speed`: the tests that run on the compiled core and on its twins in Python, on the former
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -k compiled tests/core/codec tests/storage_node/protocol $(ARGS)
 
 bench: $(STAMP) ## one table of speed ratios, measured in one run
 	$(BIN)/python -m benchmarks

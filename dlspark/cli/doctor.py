@@ -25,6 +25,7 @@ def doctor(
     from dlspark.cli.doctor_checks import (
         CheckOutcome,
         check_clock,
+        check_compiled,
         check_descriptors,
         check_disk,
         check_identity,
@@ -41,6 +42,7 @@ def doctor(
     place = directory or default_directory()
     findings = [
         *check_python(),
+        *check_compiled(),
         *check_workers(),
         *check_java(),
         *check_spark_home(),

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from dlspark.default_namespace import ADVICE, VARIABLE, default_uri
 from dlspark.sandbox.state import SandboxState, default_directory, entering_line
 from dlspark.version import __version__
+from metadata.foundation import compiled
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.plurals import counted
 from metadata.zookeeper.embedded import MINIMUM_JAVA, find_java
@@ -401,6 +402,16 @@ def check_python() -> Iterator[CheckFinding]:
     for name in _COMPARED:
         if _version(name) is None:
             yield fail("python", f"{name} is not installed here", f"pip install {name}, or install dlspark again")
+
+
+def check_compiled() -> Iterator[CheckFinding]:
+    """Look whether the compiled core is in use; it need not be, and everything works without."""
+    if compiled.unfit:
+        yield warn(
+            "speed", compiled.said, f"make speed builds one that fits; {compiled.NO_SPEED}=1 says it is not wanted"
+        )
+    else:
+        yield ok("speed", compiled.said)
 
 
 def check_workers() -> Iterator[CheckFinding]:

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from metadata.foundation import compiled
 from metadata.foundation.descriptors import raise_limit
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--insecure-listen", action="store_true", help=INSECURE_LISTEN_HELP)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logger.info("%s", compiled.said)
     before, now = raise_limit()
     if now > before:
         logger.info("the limit of file descriptors was raised from %d to %d, which is the hard limit", before, now)

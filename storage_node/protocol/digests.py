@@ -25,6 +25,7 @@ from struct import Struct
 from typing import cast
 
 from metadata.bookkeeper.ledger_metadata import DigestType
+from metadata.foundation import compiled
 from storage_node.errors import DigestError
 from storage_node.protocol.frames import Buffer
 
@@ -119,6 +120,11 @@ class EntryDigest:
 
     def package(self, ledger_id: int, entry_id: int, lac: int, length: int, *payload: Buffer) -> bytes:
         """Return the header and digest that go before `payload`: 32 + D bytes."""
+        core = compiled.core
+        if core is not None and self._checksum is not None:
+            packed = core.package_entry(self.digest_size, (ledger_id, entry_id, lac, length), payload)
+            if packed is not None:
+                return packed
         head = ENTRY_HEADER.pack(ledger_id, entry_id, lac, length)
         return head + self._digest(head, *payload)
 
@@ -128,6 +134,11 @@ class EntryDigest:
         Raises DigestError: the bytes are not that entry and must not be used (I12).
         """
         size = self.header_size
+        core = compiled.core
+        if core is not None and self._checksum is not None:
+            found = core.verify_entry(self.digest_size, ledger_id, entry_id, data)
+            if found is not None:
+                return Entry(ledger_id, *found, data[size:])
         if len(data) < size:
             raise DigestError(
                 f"an entry of {len(data)} bytes is shorter than its header of {size}",

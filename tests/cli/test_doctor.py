@@ -80,6 +80,7 @@ def test_where_nothing_is_wrong_nothing_fails(doctor: Doctor) -> None:
     seen = {one["check"] for one in findings}
     assert seen == {
         "python",
+        "speed",
         "workers",
         "modules",
         "threads",

@@ -100,12 +100,26 @@ def test_each_test_is_run_by_a_target() -> None:
 
 
 def test_what_ci_runs_has_every_check_once() -> None:
-    made = re.search(r"^make (.+)$", (ROOT / ".ci" / "run").read_text(), re.M)
-    assert made is not None
-    plan = planned(*made[1].split())
+    plan = "".join(
+        planned(*made.split()) for made in re.findall(r"^make (.+)$", (ROOT / ".ci" / "run").read_text(), re.M)
+    )
     assert re.findall(r"--tier (\w+)", plan) == [Tier.FIRST.value, Tier.SECOND.value]
     for tool in ("ruff check", "ruff format --check", "bin/mypy", "lint-imports"):
         assert plan.count(tool) == 1, tool
+
+
+def test_ci_runs_the_first_tier_without_the_compiled_core_and_the_second_one_with_it() -> None:
+    lines = [line.strip() for line in (ROOT / ".ci" / "run").read_text().splitlines()]
+    assert lines[-5:] == [
+        "make test",
+        "if command -v cargo > /dev/null; then",
+        "make speed compiled",
+        "fi",
+        "make unit TIER=second",
+    ]
+    # What the first tier has left out without a core is all that is run here.
+    (tests,) = (line for line in planned("compiled").splitlines() if "pytest" in line)
+    assert "-k compiled tests/" in tests
 
 
 def planned(*targets: str) -> str:

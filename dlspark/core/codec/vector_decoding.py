@@ -50,7 +50,9 @@ from dlspark.core.codec.records import (
     LogRecord,
     start_of_sequence,
 )
-from metadata.foundation.errors import CallerError
+from metadata.foundation import compiled
+from metadata.foundation.compiled import CompiledCore
+from metadata.foundation.errors import CallerError, check
 from storage_node.protocol.frames import Buffer
 
 _Integer = TypeVar("_Integer", np.int32, np.int64)
@@ -206,6 +208,10 @@ def decode_up_to(
     """
     count = len(entries) if max_bytes is None else _declared_within(entries, enveloped, max_bytes)
     contents = [(e, entry_content(payload, enveloped, DLSN(lssn, e, 0))) for e, payload in entries[:count]]
+    if (core := compiled.core) is not None:
+        batch = _at_once(core, contents, lssn, start_sequence_id, include_control)
+        if batch is not None:
+            return batch, count
     collector = _ColumnCollector(lssn, start_sequence_id, include_control, sum(len(content) for _, content in contents))
     for run in _runs(contents, include_control):
         left = collector.add(run, max_bytes)
@@ -213,6 +219,42 @@ def decode_up_to(
             count = next(number for number, (entry_id, _) in enumerate(contents) if entry_id == left)
             break
     return collector.finish(), count
+
+
+def _at_once(
+    core: CompiledCore,
+    contents: list[tuple[int, memoryview]],
+    lssn: int,
+    start_sequence_id: int,
+    include_control: bool,
+) -> DecodedBatch | None:
+    """Return the records by the compiled core; None where it leaves them to the twin below: damage, which is worded
+    there, the end of the stream, record sets, and more than a batch may have.
+
+    Nothing expands here, so what was declared of the entries is the most that they hold.
+    """
+    hidden = 0 if include_control else FLAG_CONTROL
+    pieces = [content for _, content in contents]
+    measured = core.measure_records(pieces, hidden)
+    if measured is None or sum(map(len, pieces)) > MAX_BATCH_BYTES:
+        return None
+    count, size = measured
+    entry_id, slot_id, txid, position, sequence_id, flags = numbers = [_column(count, np.int64) for _ in range(6)]
+    offsets, data = pa.allocate_buffer(4 * (count + 1)), pa.allocate_buffer(size)
+    entry_ids = [entry for entry, _ in contents]
+    whole = core.record_columns(pieces, entry_ids, hidden, start_sequence_id, numbers, offsets, data)
+    check(whole, "the compiled core decoded other records than it had counted")
+    return DecodedBatch(
+        lssn=lssn,
+        entry_id=entry_id,
+        slot_id=slot_id,
+        txid=txid,
+        position=position,
+        sequence_id=sequence_id,
+        flags=flags,
+        payload=pa.BinaryArray.from_buffers(pa.binary(), count, [None, offsets, data], 0),
+        end_of_stream=None,
+    )
 
 
 def _declared_within(entries: Sequence[tuple[int, memoryview]], enveloped: bool, max_bytes: int) -> int:

@@ -29,7 +29,8 @@ from dlspark.core.codec.records import (
     check_user_txid,
 )
 from dlspark.errors import InvalidRecordError, SegmentFullError
-from metadata.foundation.errors import CallerError
+from metadata.foundation import compiled
+from metadata.foundation.errors import CallerError, check
 
 DEFAULT_ENTRY_BYTES = 256 * 1024
 CHUNK_BYTES = 256 * 1024
@@ -205,6 +206,11 @@ def lay_out(
         payloads: binary or large binary, without nulls; `data` are its bytes, and `offsets` where in them each payload
             starts and the last one ends.
     """
+    if (core := compiled.core) is not None:
+        size = int(offsets[-1]) - int(offsets[0]) + HEADER_BYTES * len(headers)
+        records = pa.allocate_buffer(size)
+        check(core.lay_out_records(headers, offsets, data, records), "lengths and places of payloads contradict")
+        return memoryview(records)
     opaque = headers.view(OPAQUE_HEADER)
     lengths = np.diff(offsets)
     length = int(lengths[0])

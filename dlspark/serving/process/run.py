@@ -28,6 +28,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from dlspark.core.runtime import new_event_loop
+from metadata.foundation import compiled
 from metadata.foundation.descriptors import raise_limit
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
@@ -89,6 +90,7 @@ def run_program(make: Callable[[], RunningProxy], name: str) -> int:
     The log goes to standard error, and so does why the proxy cannot be made, start or go on.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _LOG.info("%s", compiled.said)
     # Each connection takes a descriptor, and the usual soft limit of 1024 is far below the limit of connections.
     before, now = raise_limit()
     if now > before:

@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 from helpers.reference_vectors import vectors
+from helpers.twins import twin as twin
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from metadata.bookkeeper.ledger_metadata import DigestType
 from storage_node.errors import DigestError
 from storage_node.protocol.digests import EntryDigest, crc32, crc32c, mac_key, master_key
 
+pytestmark = pytest.mark.usefixtures("twin")
 PAYLOAD = b"hello-bookkeeper"
 VECTORS = vectors("wire.md")
 KEYS = [

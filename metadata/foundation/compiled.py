@@ -1,0 +1,86 @@
+"""The compiled core (`speed/`, distribution dlspark-speed): is it in use, and if not, why not?
+
+It is optional: each function of it has a twin in Python, which does the same where `core` is None. Callers look at
+`compiled.core` at each call, so that a test can run either.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import numpy as np
+    import numpy.typing as npt
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+    # numpy says only to checkers of Python 3.12 and later that its arrays are buffers.
+    Readable: TypeAlias = ReadableBuffer | npt.NDArray[np.generic]
+    Writable: TypeAlias = WriteableBuffer | npt.NDArray[np.generic]
+
+INTERFACE: Final = 1
+"""What this dlspark was written for; the core has the same number in speed/src/lib.rs. One of another is not used."""
+NO_SPEED: Final = "DLSPARK_NO_SPEED"
+"""Environment variable; with 1 the core is not used though it is installed."""
+
+
+class CompiledCore(Protocol):
+    """The core's functions, as speed/dlspark_speed.pyi describes them."""
+
+    def measure_records(self, contents: Sequence[Readable], hidden: int, /) -> tuple[int, int] | None:
+        """Count records and their payload bytes."""
+        ...
+
+    def record_columns(
+        self,
+        contents: Sequence[Readable],
+        entry_ids: Sequence[int],
+        hidden: int,
+        start_sequence_id: int,
+        numbers: Sequence[Writable],
+        offsets: Writable,
+        payload: Writable,
+        /,
+    ) -> bool:
+        """Write the columns of the records that were counted."""
+        ...
+
+    def lay_out_records(self, headers: Readable, offsets: Readable, data: Readable, records: Writable, /) -> bool:
+        """Write headers and payloads in turns."""
+        ...
+
+    def package_entry(
+        self, digest_size: int, ids: tuple[int, int, int, int], payload: tuple[ReadableBuffer, ...], /
+    ) -> bytes | None:
+        """Make the header and digest of an entry."""
+        ...
+
+    def verify_entry(
+        self, digest_size: int, ledger_id: int, entry_id: int | None, data: ReadableBuffer, /
+    ) -> tuple[int, int, int] | None:
+        """Check an entry against its digest and the ids that were asked for."""
+        ...
+
+
+def _load() -> tuple[CompiledCore | None, str, bool]:
+    """Return the core, or None; a sentence that says which and why; and whether one is there that does not fit."""
+    if os.environ.get(NO_SPEED) == "1":
+        return None, f"pure Python: {NO_SPEED}=1 is set", False
+    try:
+        import dlspark_speed
+    except ModuleNotFoundError:
+        return None, "pure Python: dlspark-speed is not installed", False
+    except ImportError as error:
+        return None, f"pure Python: dlspark-speed cannot be loaded ({error})", True
+    found = dlspark_speed.INTERFACE
+    version = dlspark_speed.__version__
+    if found != INTERFACE:
+        return None, f"pure Python: dlspark-speed {version} has interface {found}, and this dlspark {INTERFACE}", True
+    return dlspark_speed, f"the compiled core: dlspark-speed {version}, interface {found}", False
+
+
+core, said, unfit = _load()
+"""The core in use, None for pure Python; one sentence that says so and why; whether an installed one cannot be used."""

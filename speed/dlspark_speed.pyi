@@ -1,0 +1,50 @@
+"""The functions of the compiled core. `metadata.foundation.compiled` says which have to be there."""
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from _typeshed import ReadableBuffer, WriteableBuffer
+
+# numpy says only to checkers of Python 3.12 and later that its arrays are buffers.
+Readable: TypeAlias = ReadableBuffer | npt.NDArray[np.generic]
+Writable: TypeAlias = WriteableBuffer | npt.NDArray[np.generic]
+
+INTERFACE: Final[int]
+"""Grows with every change of a function that is there already."""
+__version__: Final[str]
+
+def measure_records(contents: Sequence[Readable], hidden: int) -> tuple[int, int] | None:
+    """Return how many records `contents` have, without those that have one of the flags `hidden`, and their payload
+    bytes; None where it is for the twin to say."""
+
+def record_columns(
+    contents: Sequence[Readable],
+    entry_ids: Sequence[int],
+    hidden: int,
+    start_sequence_id: int,
+    numbers: Sequence[Writable],
+    offsets: Writable,
+    payload: Writable,
+) -> bool:
+    """Write the columns of the records that were counted: `numbers` are arrays of 64 bits for entry ids, slots,
+    transaction ids, positions, sequence ids and flags, `offsets` are of 32 bits. Return whether all of them are full
+    and nothing was left: otherwise what is in them is of no use."""
+
+def lay_out_records(headers: Readable, offsets: Readable, data: Readable, records: Writable) -> bool:
+    """Write records one behind the other: each of `headers`, of 20 bytes, and behind it its payload, which is
+    `data[offsets[i] : offsets[i + 1]]`, the offsets of 64 bits. Return whether all of it fits together, and `records`
+    are full: otherwise what is in them is of no use."""
+
+def package_entry(
+    digest_size: int, ids: tuple[int, int, int, int], payload: tuple[ReadableBuffer, ...]
+) -> bytes | None:
+    """Return the header of an entry with ledger id, entry id, LAC and length, and its digest of 8 bytes (CRC32) or 4
+    (CRC32C) over that and `payload`. None where an argument is something else: the twin words the error."""
+
+def verify_entry(
+    digest_size: int, ledger_id: int, entry_id: int | None, data: ReadableBuffer
+) -> tuple[int, int, int] | None:
+    """Return entry id, LAC and length of an entry whose digest is right and whose ids are the ones asked for. None
+    where that is not so: the twin says what is wrong."""

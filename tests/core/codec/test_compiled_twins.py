@@ -1,0 +1,123 @@
+"""The compiled core and its twins: the same results and the same errors for the same input, good or bad.
+
+200 inputs to each pair in the ordinary run, `--rounds` times as many thousands otherwise: a million with 1000.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from helpers.entry_mutations import drawn_entry, mutated
+from helpers.twins import Draws, alike, answered_of
+from helpers.twins import core as core
+from helpers.twins import draws as draws
+
+from dlspark.core.codec.entries import Compression
+from dlspark.core.codec.vector_decoding import DecodedBatch, decode_up_to
+from dlspark.core.codec.vector_encoding import encode_entries
+from metadata.foundation.compiled import CompiledCore
+
+pytestmark = [pytest.mark.timeout(0)]  # as many rounds as one has patience for
+
+
+@pytest.fixture(scope="module", name="twin")
+def _both_are_run_here() -> str:
+    return "both"
+
+
+def shown(batch: DecodedBatch) -> tuple[object, ...]:
+    numbers = (batch.entry_id, batch.slot_id, batch.txid, batch.position, batch.sequence_id, batch.flags)
+    payload = batch.payload
+    payload.validate(full=True)
+    offsets = np.frombuffer(payload.buffers()[1], np.int32, len(payload) + 1)
+    return (
+        *((one.dtype.str, one.tobytes()) for one in numbers),
+        offsets.tobytes(),
+        b"".join(payload.to_pylist()),
+        batch.end_of_stream,
+        batch.lssn,
+    )
+
+
+def decoding(draw: random.Random) -> Callable[[], object]:
+    enveloped = draw.random() < 0.7
+    entries = []
+    for number in range(draw.choice((1, 1, 2, 6))):
+        entry = drawn_entry(draw, enveloped=enveloped)
+        if draw.random() < 0.25:
+            entry = mutated(draw, entry)
+        entries.append((number + 5, memoryview(entry)))
+    options = {
+        "lssn": 3,
+        "start_sequence_id": draw.choice((0, 100, -(2**63), 2**63 - 1)),
+        "enveloped": enveloped,
+        "include_control": draw.random() < 0.5,
+        "max_bytes": draw.choice((None, None, 0, 50, 500)),
+    }
+
+    def work() -> object:
+        batch, count = decode_up_to(entries, **options)
+        return (*shown(batch), count)
+
+    return work
+
+
+def test_columns_of_entries_good_and_bad(core: CompiledCore, draws: Draws) -> None:
+    good = alike(core, draws, decoding)
+    assert 0.4 * len(draws) < good < 0.9 * len(draws)
+
+
+def encoding(draw: random.Random) -> Callable[[], object]:
+    count, length = draw.choice((0, 1, 2, 30)), draw.choice((0, 3, 90))
+    equal = draw.random() < 0.4
+    values = [draw.randbytes(length if equal else draw.randrange(2 * length + 1)) for _ in range(count)]
+    if values and draw.random() < 0.05:
+        values[-1] = bytes(draw.choice((1_040_364, 1_040_365)))
+    kind = draw.choice((pa.binary(), pa.binary(), pa.large_binary(), pa.binary_view()))
+    payloads = pa.array([None if draw.random() < 0.01 else one for one in values], kind)
+    ids = [draw.randrange(2**63 - 1) if draw.random() > 0.01 else draw.choice((-1, 2**63 - 1)) for _ in values]
+    first = draw.randrange(3)
+    position = draw.choice((1, 1, 9, 2**31 - 20)) if draw.random() > 0.02 else 0
+    options = {
+        "first_position": position,
+        "compression": Compression.LZ4 if draw.random() < 0.1 else Compression.NONE,
+        "max_entry_bytes": draw.choice((14, 100, 1_000, 262_144)),
+        "enveloped": draw.random() < 0.7,
+    }
+
+    def work() -> object:
+        entries = encode_entries(np.array(ids[first:], np.int64), payloads.slice(first), **options)
+        return [(b"".join(one.buffers), one.record_count, one.first_txid, one.last_txid, one.size) for one in entries]
+
+    return work
+
+
+def test_entries_of_columns_good_and_bad(core: CompiledCore, draws: Draws) -> None:
+    good = alike(core, draws, encoding)
+    assert 0.5 * len(draws) < good < len(draws)
+
+
+GOOD_ARGUMENTS: dict[str, tuple[object, ...]] = {
+    "measure_records": ([bytes(19) + b"\1x"], 1),
+    "record_columns": ([bytes(19) + b"\1x"], [4], 1, 0, [bytearray(8) for _ in range(6)], bytearray(8), bytearray(1)),
+    "lay_out_records": (bytes(20), np.array([0, 1], np.int64), b"x", bytearray(21)),
+}
+
+
+@pytest.mark.parametrize("name", GOOD_ARGUMENTS)
+def test_no_argument_is_too_much_for_a_function(name: str, core: CompiledCore, draws: Draws) -> None:
+    """Whatever it gets, it answers or refuses; a panic would be a BaseException of another kind."""
+    assert answered_of(core, name, GOOD_ARGUMENTS[name], draws) > len(draws) // 20
+
+
+def test_results_may_not_share_memory_with_what_is_read(core: CompiledCore) -> None:
+    data = np.zeros(60, np.uint8)
+    with pytest.raises(ValueError, match="shares memory"):
+        core.lay_out_records(data[:20], np.array([0, 0], np.int64), b"", data[10:30])
+    assert core.lay_out_records(data[:20], np.array([0, 0], np.int64), b"", data[20:40])
+    with pytest.raises(BufferError):
+        core.lay_out_records(bytes(20), np.array([0, 0], np.int64), b"", bytes(20))

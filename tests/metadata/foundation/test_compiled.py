@@ -1,0 +1,73 @@
+"""Which core is in use is one decision, with its reason in words; an installed one that does not fit is not used."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from dlspark.cli.doctor_checks import CheckOutcome, check_compiled
+from metadata.foundation import compiled
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, interface: int) -> SimpleNamespace:
+    core = SimpleNamespace(INTERFACE=interface, __version__="7.8.9")
+    monkeypatch.delenv(compiled.NO_SPEED, raising=False)
+    monkeypatch.setitem(sys.modules, "dlspark_speed", core)
+    return core
+
+
+def test_one_of_the_same_interface_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = installed(monkeypatch, compiled.INTERFACE)
+    assert compiled._load() == (core, f"the compiled core: dlspark-speed 7.8.9, interface {compiled.INTERFACE}", False)
+
+
+@pytest.mark.parametrize("interface", [compiled.INTERFACE - 1, compiled.INTERFACE + 1])
+def test_one_of_another_interface_is_not_used_and_both_numbers_are_said(
+    monkeypatch: pytest.MonkeyPatch, interface: int
+) -> None:
+    installed(monkeypatch, interface)
+    core, said, unfit = compiled._load()
+    assert (core, unfit) == (None, True)
+    assert f"dlspark-speed 7.8.9 has interface {interface}, and this dlspark {compiled.INTERFACE}" in said
+
+
+def test_without_one_it_is_pure_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(compiled.NO_SPEED, raising=False)
+    monkeypatch.setitem(sys.modules, "dlspark_speed", None)
+    assert compiled._load() == (None, "pure Python: dlspark-speed is not installed", False)
+
+
+@pytest.mark.parametrize(("value", "used"), [("1", False), ("0", True), ("", True)])
+def test_the_environment_can_say_that_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch, value: str, used: bool) -> None:
+    installed(monkeypatch, compiled.INTERFACE)
+    monkeypatch.setenv(compiled.NO_SPEED, value)
+    core, said, unfit = compiled._load()
+    assert ((core is not None), unfit) == (used, False)
+    assert ("DLSPARK_NO_SPEED=1" in said) is not used
+
+
+def test_one_that_cannot_be_loaded_is_said_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "dlspark_speed":
+                raise ImportError("undefined symbol: PyNothing")
+
+    monkeypatch.delenv(compiled.NO_SPEED, raising=False)
+    monkeypatch.delitem(sys.modules, "dlspark_speed", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    core, said, unfit = compiled._load()
+    assert (core, unfit) == (None, True)
+    assert "undefined symbol: PyNothing" in said
+
+
+def test_the_doctor_says_which_and_warns_of_one_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "said", "what is in use")
+    monkeypatch.setattr(compiled, "unfit", False)
+    (found,) = check_compiled()
+    assert (found.verdict, found.found, found.todo) == (CheckOutcome.OK, "what is in use", "")
+    monkeypatch.setattr(compiled, "unfit", True)
+    (found,) = check_compiled()
+    assert found.verdict is CheckOutcome.WARN
+    assert "make speed" in found.todo
