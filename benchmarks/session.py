@@ -28,14 +28,18 @@ MAX_BATCHES = 4_000
 
 @contextmanager
 def spark_session(directory: Path, class_path: str = "") -> Iterator[SparkSession]:
-    """Start a session on two cores with these jars, which ends with the block."""
+    """Start a session on two cores with these jars and the connector's (as `dlspark.spark.builder` has it), which ends
+    with the block."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
+    from dlspark.spark import catalog_jar
+
+    jars = [str(catalog_jar()), *filter(None, class_path.split(os.pathsep))]
     spark = (
         SparkSession.builder.master(f"local[{CORES}]")
         .appName("dlspark benchmarks")
-        .config("spark.jars", class_path.replace(os.pathsep, ","))
+        .config("spark.jars", ",".join(jars))
         .config("spark.driver.memory", "2g")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")

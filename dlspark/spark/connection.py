@@ -27,6 +27,7 @@ out when it dials.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -126,7 +127,17 @@ def _spark_command_lines() -> Iterator[list[str]]:
 
 def _spark_processes() -> Iterator[tuple[int, list[str]]]:
     """Yield Spark's Java processes among our ancestors, nearest first (Linux; elsewhere none can be seen)."""
-    pid = os.getppid()
+    yield from _spark_processes_from(os.getppid())
+
+
+@functools.lru_cache(maxsize=1)
+def _spark_processes_from(pid: int) -> tuple[tuple[int, list[str]], ...]:
+    """Return this process and what is above it, as far as they are Spark's. Looked at once: while a parent lives its
+    own parents stay, and a sink asks twice a micro-batch."""
+    return tuple(_looked_up(pid))
+
+
+def _looked_up(pid: int) -> Iterator[tuple[int, list[str]]]:
     for _ in range(_MAX_ANCESTORS):
         if pid < 1:
             return

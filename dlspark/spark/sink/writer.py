@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
+# Set where the connector's jar uses a plan for more than one batch (SmallWrite.java): what distinguishes this one.
+_ATTEMPT = "dlspark.sink.attempt"
+_STAMP = "dlspark.sink.stamp"
 
 
 def batch_writer(options: Options, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -134,6 +137,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         commit_way(options, numbered=True)
         self._stamp_ms = SystemClock().now_ms()
         self._columns = _planned(options, frame)
+        self._small = _small(options, self._columns, len(schema))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task, in the task; nothing of them is visible yet."""
@@ -147,8 +151,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 f"Spark did not give the task its query and batch ({_QUERY_ID}={query}, {_BATCH_ID}={batch})",
                 advice="Without them a replay could not be recognised; use a Spark version from 4.2 on",
             )
-        job = JobId(query_sink(query), int(batch), self._attempt)
-        return run_task(self._options, _in_task(self._columns), job, context.partitionId(), self._stamp_ms, iterator)
+        attempt, stamp = context.getLocalProperty(_ATTEMPT), context.getLocalProperty(_STAMP)
+        job = JobId(query_sink(query), int(batch), self._attempt if attempt is None else attempt)
+        stamp_ms = self._stamp_ms if stamp is None else int(stamp)
+        return run_task(self._options, _in_task(self._columns), job, context.partitionId(), stamp_ms, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Publish the batch once, however often Spark asks (on the driver)."""
@@ -172,6 +178,17 @@ def _planned(options: Options, frame: FramePlan) -> SinkColumns | None:
     from dlspark.spark.sink.driver import on_planner, plan_columns
 
     return plan_columns(options, frame) if on_planner() else frame.raw
+
+
+def _small(options: Options, columns: SinkColumns | None, width: int) -> str:
+    """Return what the connector's jar is told of a query's small batches (on the planner; empty elsewhere)."""
+    from dlspark.spark.sink.driver import on_planner
+
+    if columns is None or not on_planner():
+        return ""
+    from dlspark.spark.sink.small_batches import mark  # no task needs it
+
+    return mark(options, columns, width)
 
 
 def _in_task(columns: SinkColumns | None) -> SinkColumns:

@@ -48,6 +48,7 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.schema_version import SchemaVersion
 from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.frame_columns import FrameColumns
+from dlspark.spark.source.handed_rows import few_rows, hand_over
 from dlspark.spark.source.kept_plan import KeptPartition, KeptPlan, kept_partitions, later_records
 from dlspark.spark.source.offsets import BEHIND, Offsets, StoredOffset
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
@@ -100,6 +101,7 @@ def stream_reader(
 ) -> DataSourceStreamReader:
     """Return the reader of one streaming query; `version` and `settled` are as for `FrameColumns.of`."""
     query = SourceQuery.of(options)
+    hand_over(StreamReader)
     return StreamReader(query, FrameColumns.of(query, schema, version, settled=settled))
 
 
@@ -237,6 +239,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reached: Offsets | None = None
         self._nothing_new: tuple[Offsets, float] | None = None
         """Where the last answer was "nothing new", and when it was given (monotonic)."""
+        self._planned: Sequence[LogPartition] = ()
 
     def __reduce__(self) -> tuple[object, ...]:
         return (StreamReader, (self._query, self._frame))
@@ -308,6 +311,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if until.begin is not None:
             # The query's first batch. `start` may be a later answer of `initialOffset` than the one it was planned by.
             begin = Offsets(until.begin)
+        self._planned = ()
         if not begin.moved(until):
             return []
         from dlspark.spark.source.driver import PlannedReads  # as `_opened`
@@ -318,9 +322,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         proxies = self._run(driver.read_proxies())
         for_tasks = None if declared is None else declared.packed
         token = driver.task_token()
-        return [
+        self._planned = [
             LogPartition(spans, driver.client_settings, proxies, declared=for_tasks, token=token) for spans in planned
         ]
+        return self._planned
+
+    def rows_at_hand(self) -> Iterator[pa.RecordBatch] | None:
+        """Return the rows of the plan that was made last, where they are few; None: tasks read them (`handed_rows`)."""
+        rows = few_rows(self._planned, self._frame)
+        return None if rows is None else iter(rows)
 
     def _declared(self, driver: SourceDriver) -> DeclaredColumns | None:
         """Return what the log declares by now; the columns stay those of the version that the query began with."""

@@ -364,3 +364,44 @@ def test_a_foreign_checkpoint_is_told(start: Callable[..., StreamingQuery], logs
     (checkpoint / "offsets" / ".0.crc").unlink(missing_ok=True)
     with pytest.raises(Exception, match="not one of this source's"):
         start(Sink(), now=True, subscribe=name).awaitTermination(180)
+
+
+def returned_since(spark: SparkSession, number: int) -> dict[int, str]:
+    """What Python workers have returned to each query of the session since that one, as Spark writes it."""
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    store = spark._jsparkSession.sharedState().statusStore()
+    executions = store.executionsList()
+    found: dict[int, str] = {}
+    for execution in (executions.apply(place) for place in range(executions.size())):
+        if (this := execution.executionId()) <= number:
+            continue
+        values, metrics = store.executionMetrics(this), execution.metrics()
+        found[this] = "not known"
+        for metric in (metrics.apply(place) for place in range(metrics.size())):
+            if metric.name() == "data returned from Python workers" and values.contains(metric.accumulatorId()):
+                found[this] = values.apply(metric.accumulatorId())
+    return found
+
+
+def test_rows_of_a_small_batch_come_with_its_plan_and_those_of_others_from_tasks(
+    start: Callable[..., StreamingQuery], spark: SparkSession, logs: Logs
+) -> None:
+    name = logs.create(logs.name())
+    logs.write(name, range(MS, MS + 5_000))
+    found: list[tuple[list[int], str]] = []
+
+    def look(frame: DataFrame, _: int) -> None:
+        newest = max(returned_since(spark, -1))
+        rows = frame.select("transaction_id").collect()
+        (returned,) = returned_since(spark, newest).values()
+        found.append((sorted(row[0] for row in rows), returned))
+
+    assert start(look, now=True, subscribe=name).awaitTermination(180)  # type: ignore[arg-type]
+    logs.write(name, range(MS + 5_000, MS + 5_003))
+    assert start(look, now=True, subscribe=name).awaitTermination(180)  # type: ignore[arg-type]
+    many, few = found
+    assert many[0] == list(range(MS, MS + 5_000))
+    assert many[1] not in ("not known", "0.0 B")
+    assert few[0] == list(range(MS + 5_000, MS + 5_003))
+    # Tasks in one process share what they count: one that asks no worker reports what the one before it had.
+    assert few[1] in (many[1], "0.0 B")

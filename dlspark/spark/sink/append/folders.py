@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -80,7 +81,12 @@ def this_process() -> ProcessName:
 def driver_process() -> ProcessName:
     """Return the driver that this process works for: the JVM among its ancestors, as of Spark's workers, else
     itself."""
-    pid = os.getppid()
+    return _jvm_above(os.getppid()) or this_process()
+
+
+@functools.lru_cache(maxsize=1)
+def _jvm_above(pid: int) -> ProcessName | None:
+    """Return the nearest JVM from this process on upwards. Looked for once: while a parent lives its own stay."""
     for _ in range(_MAX_ANCESTORS):
         try:
             name, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
@@ -89,7 +95,7 @@ def driver_process() -> ProcessName:
         if name.rpartition("(")[2] == _JVM:
             return ProcessName(pid, started(pid) or "")
         pid = int(fields.split()[1])
-    return this_process()
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,12 +64,12 @@ record LocatedBatch(Batch python) implements Batch {
     return text == null ? null : Requests.read(text);
   }
 
-  private static byte[] mark(String text) {
+  static byte[] mark(String text) {
     return text.getBytes(StandardCharsets.UTF_8);
   }
 
   /** The text from behind {@code mark} to before {@code END}, or null. */
-  private static String marked(byte[] pickled, byte[] mark) {
+  static String marked(byte[] pickled, byte[] mark) {
     int begin = indexOf(pickled, mark);
     if (begin < 0) {
       return null;

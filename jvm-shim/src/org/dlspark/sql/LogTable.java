@@ -19,7 +19,8 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * format("distributedlog")} ({@link FormatTable}). Reading and writing is the Python connector's; this class hands on
  * which table it is, and what Spark's planner has found out ({@link LogScanBuilder}).
  *
- * <p>A table has no state of one read or write: Spark makes one for a frame's whole life, and reads it many times at once.
+ * <p>A table has no state of one read: Spark makes one for a frame's whole life, and reads it many times at once. Of writes
+ * it keeps the plan of the last streaming query's batches ({@link SmallPlan}).
  */
 abstract class LogTable implements SupportsRead, SupportsWrite {
 
@@ -31,6 +32,7 @@ abstract class LogTable implements SupportsRead, SupportsWrite {
 
   private final Requests requests;
   private final Errors errors;
+  private SmallPlan plan;
 
   LogTable(Requests requests, Errors errors) {
     this.requests = requests;
@@ -46,7 +48,15 @@ abstract class LogTable implements SupportsRead, SupportsWrite {
   public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
     CaseInsensitiveStringMap all = options(info.options());
     SupportsWrite python = (SupportsWrite) requests.pythonTable(readSchema(), all.asCaseSensitiveMap());
-    return python.newWriteBuilder(new TableWriteInfo(info, all));
+    TableWriteInfo own = new TableWriteInfo(info, all);
+    return new LogWriteBuilder(python.newWriteBuilder(own), planOf(own));
+  }
+
+  private synchronized SmallPlan planOf(LogicalWriteInfo info) {
+    if (plan == null || !plan.isOf(info)) {
+      plan = new SmallPlan(info);
+    }
+    return plan;
   }
 
   /** The table's columns. */
