@@ -21,12 +21,16 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 
 from dlspark.spark.source.frame_columns import FrameColumns
 from dlspark.spark.source.offsets import StoredOffset
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from metadata.foundation.errors import DistributedLogError
+
+try:
+    from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper as _TakesRows
+except ImportError:  # a later Spark has no such kind of reader: tasks read all rows there
+    _TakesRows = object  # type: ignore[assignment, misc]
 
 MAX_STORED_BYTES: Final = 64 * 1024
 """Most bytes of entries, as the plan estimates them, that are read here."""
@@ -51,7 +55,7 @@ class PlansWithRows(Protocol):
         ...
 
 
-class _Handing(_SimpleStreamReaderWrapper):
+class _Handing(_TakesRows):
     """A reader as Spark's runner takes rows from it."""
 
     def __init__(self, reader: PlansWithRows) -> None:
@@ -69,9 +73,9 @@ def hand_over(kind: type[PlansWithRows]) -> None:
     main = sys.modules["__main__"]
     if getattr(getattr(main, "__spec__", None), "name", None) != _RUNNER:
         return
-    plan = main.partitions_func
-    if plan.__module__ == __name__:
-        return
+    plan = getattr(main, "partitions_func", None)
+    if plan is None or plan.__module__ == __name__:
+        return  # a later Spark plans in another way: tasks read all rows there
 
     def partitions_func(reader: object, *rest: object) -> None:
         plan(_Handing(reader) if isinstance(reader, kind) else reader, *rest)

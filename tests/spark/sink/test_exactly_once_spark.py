@@ -63,6 +63,7 @@ class Driver:
             "COMMIT_MODE": str(options.get("mode", "auto")),
             "FRAMES": str(options.get("frames", Using.frames.kind)),
             "PROXY": str(options.get("proxy", "")),
+            "JAR": str(options.get("jar", "")),
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             fault_points.VARIABLE: json.dumps(options.get("faults", {})),
         }
@@ -170,6 +171,33 @@ def test_a_driver_killed_between_publication_and_commit_log_leaves_one_copy(
         assert not (checkpoint / "commits" / str(batch)).exists()
         assert count(sandbox, log) == ROWS_PER_BATCH * (batch + 1)
     again = Driver(sandbox, tmp_path, [(log, checkpoint)])
+    drivers.append(again)
+    again.wait()
+    check(sandbox, log)
+
+
+@pytest.mark.long
+def test_a_driver_killed_while_the_jar_waits_for_its_batch_leaves_one_copy(
+    sandbox: Sandbox, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    """Batches that pass Python by (docs/spark.md#small-batches): the process that appends has done it, and nobody hears
+    so. The next driver goes on with the jar, the one behind it without."""
+    log, checkpoint = "spark-killed-jar", tmp_path / "checkpoint"
+    for batch in range(2):
+        flag = tmp_path / f"flag-{batch}"
+        doomed = Driver(
+            sandbox,
+            tmp_path,
+            [(log, checkpoint)],
+            faults={"sink.applied": {"do": "hang", "flag": str(flag)}},
+            frames="raw",
+            jar="yes",
+        )
+        drivers.append(doomed)
+        doomed.await_file(flag)
+        doomed.kill()
+        assert not (checkpoint / "commits" / str(batch)).exists()
+    again = Driver(sandbox, tmp_path, [(log, checkpoint)], frames="raw")
     drivers.append(again)
     again.wait()
     check(sandbox, log)

@@ -33,6 +33,10 @@ def main(master: str, until: int, targets: list[str]) -> None:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
     )
+    if os.environ.get("JAR"):
+        from dlspark.spark import catalog_jar
+
+        builder = builder.config("spark.jars", str(catalog_jar()))
     if os.environ.get("PROXY"):
         builder = builder.config("spark.distributedlog.proxy", os.environ["PROXY"])
     spark = builder.getOrCreate()
