@@ -36,12 +36,12 @@ from storage_node.bookie.disk.records import (
 from storage_node.bookie.disk.resources import Disks, NoSpaceError, lacks_descriptors
 from storage_node.bookie.journal.journals import Journals, check_marks, open_readers
 from storage_node.bookie.journal.replay import JournalMark, JournalReader
-from storage_node.bookie.journal.writer import Acknowledge, Answers, AnswerSink
+from storage_node.bookie.journal.writer import Acknowledge, AnswerSink
 from storage_node.bookie.store import checkpoints
 from storage_node.bookie.store.checkpoints import Checkpoint, Checkpointer
 from storage_node.bookie.store.compaction import Compactor
 from storage_node.bookie.store.contents import MAX_BARE_BY_FENCE, MAX_BARE_BY_LAC, Contents, Ledger
-from storage_node.bookie.store.entry_logs import EntryLogs, parse_log_name
+from storage_node.bookie.store.entry_logs import EntryLogs, QuickAdd, parse_log_name
 from storage_node.bookie.store.opening import index_logs, read_checkpoint
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
@@ -385,16 +385,29 @@ class Storage:
         placed = self._append_entry(ledger, entry_id, body, False)
         if placed is None:
             return None
-        batch = self.journal.of(ledger_id).extend(*placed, length)
-        waiting = batch.early if deferred else batch.answers
-        answers = waiting.get(sink)
-        if answers is None:
-            answers = waiting[sink] = Answers(sink)
+        answers = self.journal.of(ledger_id).extend(*placed, length).answers_to(sink, deferred)
         answers.frames.append(answer)
         answers.bytes_stored += length
         if lac > ledger.lac:
             ledger.raise_lac(lac)
         return Status.EOK
+
+    def add_run(self, adds: Sequence[QuickAdd], at: int, most: int, sink: AnswerSink) -> tuple[int, int] | None:
+        """Store the adds from `at` on together, up to `most`, as far as they are a run (`EntryLogs.append_run`), with
+        all that `add` promises: (how many, bytes of their bodies). None: the first one is for `add`."""
+        _, key, body = adds[at]
+        ledger_id, first, _ = ENTRY_IDS.unpack_from(body) if len(body) >= ENTRY_IDS.size else (-1, -1, -1)
+        ledger = self.ledgers.get(ledger_id)
+        if ledger is None or ledger.fenced or ledger.master_key != key or first < 0:
+            return None  # I5: no step between check and append, here as in `add`
+        run = self.contents.append_run(ledger, first, adds, at, most)
+        if run is None:
+            return None
+        answers = self.journal.of(ledger_id).extend(run.slab, run.start, run.end, 0, 0).answers_to(sink)
+        answers.frames += [answer for answer, _, _ in adds[at : at + run.count]]
+        answers.bytes_stored += run.body_bytes
+        ledger.raise_lac(run.lac)
+        return run.count, run.body_bytes
 
     def _append_fact(self, kind: int, ledger: Ledger, body: Buffer, acknowledge: Acknowledge | None) -> None:
         """Put a record about a ledger into memory, log and journal, whatever the memory's limit."""
