@@ -40,6 +40,12 @@ class CompiledCore(Protocol):
         """Write the columns of the records that were counted."""
         ...
 
+    def append_adds(
+        self, frames: Sequence[ReadableBuffer], slab: WriteableBuffer, start: int, end: int, place: int, /
+    ) -> tuple[int, int, int, int, bytes, list[bytes], bytes, bytes] | None:
+        """Write the entries of adds as records."""
+        ...
+
 
 def _load() -> tuple[CompiledCore | None, str, bool]:
     """Return the core, or None; a sentence that says which and why; and whether one is there that does not fit."""

@@ -9,6 +9,7 @@
 use pyo3::prelude::*;
 
 mod buffers;
+mod frames;
 mod records;
 
 /// The module as Python imports it; `dlspark_speed.pyi` has its types.
@@ -16,6 +17,8 @@ mod records;
 mod dlspark_speed {
     use super::*;
 
+    #[pymodule_export]
+    use super::frames::append_adds;
     #[pymodule_export]
     use super::records::{measure_records, record_columns};
 

@@ -25,7 +25,6 @@ from storage_node.bookie.requests.limits import (
     REQUEST_BYTES,
 )
 from storage_node.bookie.requests.requester import NodeServices, Requester, Wait
-from storage_node.bookie.store.entry_logs import QuickAdd
 from storage_node.edge import Link
 from storage_node.errors import ProtocolError, TooManyFieldsError
 from storage_node.protocol.encoding import encode_write_lac_response
@@ -75,10 +74,8 @@ class ServedConnection:
         """Who the client has proved to be, where that was asked for."""
         self._requester = Requester(node, link, self._go_on_in_turn, lambda: self.principal)
         self.flow = self._requester.flow
-        self._quick_add = VERSION_THREE.quick_add
-        self._adds: list[QuickAdd] = []
-        """Ordinary adds of the read that is being delivered, which are stored together; `_frames` are theirs."""
-        self._frames: list[memoryview] = []
+        self._adds: list[memoryview] = []
+        """Adds of the read that is being delivered, which are stored together."""
         self._add_gate = node.limits.adds if node.limits.adds.limit else None
         self._reads = node.limits.reads
         self.traffic = node.limits.traffic
@@ -104,11 +101,10 @@ class ServedConnection:
     def frame_received(self, frame: memoryview) -> None:
         """Handle a request, or let it wait while the connection's bounds are reached."""
         if not self.flow.stopped:
-            # The hot path: an ordinary add, which is stored with those that came with it.
-            add = self._quick_add(frame)
-            if add is not None:
-                self._adds.append(add)
-                self._frames.append(frame)
+            # The hot path: an add, which is stored with those that came with it.
+            place, operation = self.dialect.add_mark
+            if len(frame) > place and frame[place] == operation:
+                self._adds.append(frame)
                 if len(self._adds) == ADDS_AT_ONCE:
                     self._store_adds()
                 return
@@ -129,7 +125,6 @@ class ServedConnection:
         """End what runs and waits for this client. Adds that were taken are still stored."""
         self.flow.close()
         self._adds.clear()
-        self._frames.clear()
         self._hold(-self._held)
         self._urgent.clear()
         self._line.clear()
@@ -152,13 +147,12 @@ class ServedConnection:
         """Store the adds that came together, in their order: those that are ordinary in runs. Everything else, refusals
         too, is for `_begin`.
         """
-        adds, frames = self._adds, self._frames
-        self._adds, self._frames = [], []
+        frames, self._adds = self._adds, []
         flow, gate, at = self.flow, self._add_gate, 0
-        while at < len(adds):
-            most = len(adds) if gate is None else at + gate.room
+        while at < len(frames):
+            most = len(frames) if gate is None else at + gate.room
             may = at < most and not (flow.stopped or self.node.read_only)
-            run = self.storage.add_run(adds, at, most, self) if may else None
+            run = self.storage.add_run(frames[at:most], self.dialect.quick_add, self) if may else None
             if run is None:
                 self._take(frames[at])
                 at += 1
@@ -182,7 +176,6 @@ class ServedConnection:
                 raise
         request = VERSION_TWO.decode(frame)
         self.dialect = VERSION_TWO
-        self._quick_add = VERSION_TWO.quick_add
         return request
 
     # ------------------------------------------------------------------------------------ requests that have to wait

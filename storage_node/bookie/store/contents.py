@@ -19,14 +19,14 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
 
 from metadata.foundation.errors import InvariantViolation
 from storage_node.bookie.disk.records import ALIGN, ENTRY, HEADER_BYTES, Slab
-from storage_node.bookie.store.entry_logs import EntryLogs, QuickAdd, StoredRun
+from storage_node.bookie.store.entry_logs import EntryLogs
 from storage_node.bookie.store.index import LedgerIndex, NewPlaces
+from storage_node.bookie.store.runs import Run
 from storage_node.bookie.store.waiters import LacWaiters
 from storage_node.protocol.frames import Buffer
 
@@ -327,15 +327,12 @@ class Contents:
         new.put(ledger_id, entry_id, place, size)
         return placed
 
-    def append_run(self, ledger: Ledger, first: int, adds: Sequence[QuickAdd], at: int, most: int) -> StoredRun | None:
-        """Put a run of entries into memory, log and index. None: the first one cannot be part of a run."""
-        ledger_id = ledger.ledger_id
-        run = self.logs.append_run(ledger_id, first, ledger.master_key, adds, at, most)
-        if run is None:
-            return None
+    def extend(self, ledger: Ledger, run: Run) -> None:
+        """Put a run of entries, which was written behind the last record, into log and index."""
         log_id, size = run.slab.log_id, sum(run.sizes)
-        # In the same step, as in `append_entry`.
-        replaced = ledger.index.put_run(first, log_id, run.places, run.sizes)
+        # All in one step, as in `append_entry`.
+        self.logs.extend(run.slab, run.end)
+        replaced = ledger.index.put_run(run.first, log_id, run.places, run.sizes)
         usage = self.live.logs.get(log_id) or self.live.of(log_id)
         usage.live += size
         usage.stored += size
@@ -344,8 +341,7 @@ class Contents:
         new = self.new.get(log_id)
         if new is None:
             new = self.new[log_id] = NewPlaces()
-        new.put_run(ledger_id, first, run.places, run.sizes)
-        return run
+        new.put_run(ledger.ledger_id, run.first, run.places, run.sizes)
 
     def append_fact(self, kind: int, ledger: Ledger, body: Buffer) -> tuple[Slab, int, int, int]:
         """Put a record about a ledger into memory and log, whatever the memory's limit."""

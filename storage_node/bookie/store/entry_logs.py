@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from array import array
 from collections import OrderedDict, deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from metadata.foundation.descriptors import current_limit
+from metadata.foundation.errors import check
 from storage_node.bookie.disk.records import (
     ALIGN,
-    ENTRY,
     HEADER_BYTES,
     LOG,
     SUM,
@@ -46,7 +44,7 @@ from storage_node.bookie.disk.resources import (
 )
 from storage_node.edge import Disk, DiskFile
 from storage_node.errors import BookieFailedError
-from storage_node.protocol.digests import ENTRY_IDS, crc32
+from storage_node.protocol.digests import crc32
 from storage_node.protocol.frames import Buffer
 from storage_node.settings.bookie import BookieSettings
 
@@ -56,40 +54,6 @@ PIECE_BYTES = 256 * 1024
 DESCRIPTOR_PAUSES_S = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
 """How long a read waits for a file descriptor, again and again, before it is refused."""
 LOG_FORMAT = b"dlspark entry log 1"
-
-
-RUN_BYTES = 256 * 1024
-"""Entries that are stored together take no more."""
-SMALL_BYTES = 16 * 1024
-"""A larger body is stored by itself: copying it takes longer than all else, and the journal need not sum it again."""
-
-QuickAdd: TypeAlias = tuple[bytes, bytes, memoryview]
-"""An ordinary add: the answer that acknowledges it, its key, its body."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRun:
-    """Where do entries lie that were stored together? One behind the other in a slab."""
-
-    slab: Slab
-    start: int
-    end: int
-    places: array[int]
-    """Of each record, as the index has it: offset in the log / 32."""
-    sizes: array[int]
-    """Bytes of each record, without the gap behind it."""
-    lac: int
-    """The highest LAC that one of them carries."""
-
-    @property
-    def count(self) -> int:
-        """How many they are."""
-        return len(self.sizes)
-
-    @property
-    def body_bytes(self) -> int:
-        """Bytes of their bodies."""
-        return sum(self.sizes) - HEADER_BYTES * len(self.sizes)
 
 
 def log_name(log_id: int) -> str:
@@ -217,45 +181,17 @@ class EntryLogs:
             self._write_on()
         return slab, start, end, body_sum
 
-    def append_run(
-        self, ledger_id: int, first: int, key: bytes | None, adds: Sequence[QuickAdd], at: int, most: int
-    ) -> StoredRun | None:
-        """Copy the adds from `at` on, up to `most`, into memory, as far as they are a run: of this ledger and with this
-        key, their entry ids from `first` on in order, small, and with room in the slab in use. None: not one is.
-        """
-        slab = self._slab
-        if slab is None:
-            return None
-        view, end, room = slab.view, slab.end, min(slab.size, slab.end + RUN_BYTES)
-        places, sizes, lac = array("I"), array("I"), -1
-        place, entry_id = (slab.base + end) // ALIGN, first
-        pack, pack_sum, ids_of = SUMMED.pack, SUM.pack, ENTRY_IDS.unpack_from
-        for number in range(at, min(most, len(adds))):
-            _, its_key, body = adds[number]
-            length = len(body)
-            size = (length + HEADER_BYTES + ALIGN - 1) & -ALIGN
-            if end + size > room or not ENTRY_IDS.size <= length <= SMALL_BYTES or its_key != key:
-                break
-            its_ledger, its_entry, its_lac = ids_of(body)
-            if its_entry != entry_id or its_ledger != ledger_id:
-                break
-            head = pack(ENTRY, length, ledger_id, entry_id, crc32(body, 0))
-            body_at = end + HEADER_BYTES
-            view[end:body_at] = head + pack_sum(crc32(head, 0))
-            view[body_at : body_at + length] = body
-            places.append(place)
-            sizes.append(HEADER_BYTES + length)
-            if its_lac > lac:
-                lac = its_lac
-            end += size
-            place += size // ALIGN
-            entry_id += 1
-        if not sizes:
-            return None
-        start, slab.end = slab.end, end
+    @property
+    def tail(self) -> Slab | None:
+        """The slab that is appended to, if there is one."""
+        return self._slab
+
+    def extend(self, slab: Slab, end: int) -> None:
+        """Count what was written to the slab in use as appended, up to `end`."""
+        check(slab is self._slab and slab.end < end <= slab.size, "records were written beside the slab in use")
+        slab.end = end
         if end - slab.written >= PIECE_BYTES and not self._writing:
             self._write_on()
-        return StoredRun(slab, start, end, places, sizes, lac)
 
     def has_room(self, length: int) -> bool:
         """Return True if a record with a body of `length` can be appended now."""

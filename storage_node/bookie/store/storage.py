@@ -41,8 +41,9 @@ from storage_node.bookie.store import checkpoints
 from storage_node.bookie.store.checkpoints import Checkpoint, Checkpointer
 from storage_node.bookie.store.compaction import Compactor
 from storage_node.bookie.store.contents import MAX_BARE_BY_FENCE, MAX_BARE_BY_LAC, Contents, Ledger
-from storage_node.bookie.store.entry_logs import EntryLogs, QuickAdd, parse_log_name
+from storage_node.bookie.store.entry_logs import EntryLogs, parse_log_name
 from storage_node.bookie.store.opening import index_logs, read_checkpoint
+from storage_node.bookie.store.runs import QuickAdd, append_adds
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.digests import ENTRY_IDS, LAC_HEADER
@@ -392,22 +393,21 @@ class Storage:
             ledger.raise_lac(lac)
         return Status.EOK
 
-    def add_run(self, adds: Sequence[QuickAdd], at: int, most: int, sink: AnswerSink) -> tuple[int, int] | None:
-        """Store the adds from `at` on together, up to `most`, as far as they are a run (`EntryLogs.append_run`), with
-        all that `add` promises: (how many, bytes of their bodies). None: the first one is for `add`."""
-        _, key, body = adds[at]
-        ledger_id, first, _ = ENTRY_IDS.unpack_from(body) if len(body) >= ENTRY_IDS.size else (-1, -1, -1)
-        ledger = self.ledgers.get(ledger_id)
-        if ledger is None or ledger.fenced or ledger.master_key != key or first < 0:
+    def add_run(self, frames: Sequence[memoryview], quick_add: QuickAdd, sink: AnswerSink) -> tuple[int, int] | None:
+        """Store the adds in these frames together, as far as they are a run (`runs`), with all that `add` promises:
+        (how many, bytes of their entries). None: the first one is for `add`."""
+        slab = self._logs.tail
+        run = None if slab is None else append_adds(frames, slab, quick_add)
+        ledger = None if run is None else self.ledgers.get(run.ledger_id)
+        if run is None or ledger is None or ledger.fenced or ledger.master_key != run.key:
             return None  # I5: no step between check and append, here as in `add`
-        run = self.contents.append_run(ledger, first, adds, at, most)
-        if run is None:
-            return None
-        answers = self.journal.of(ledger_id).extend(run.slab, run.start, run.end, 0, 0).answers_to(sink)
-        answers.frames += [answer for answer, _, _ in adds[at : at + run.count]]
+        start = run.slab.end
+        self.contents.extend(ledger, run)
+        answers = self.journal.of(run.ledger_id).extend(run.slab, start, run.end, 0, 0).answers_to(sink)
+        answers.frames += run.answers
         answers.bytes_stored += run.body_bytes
         ledger.raise_lac(run.lac)
-        return run.count, run.body_bytes
+        return len(run.answers), run.body_bytes
 
     def _append_fact(self, kind: int, ledger: Ledger, body: Buffer, acknowledge: Acknowledge | None) -> None:
         """Put a record about a ledger into memory, log and journal, whatever the memory's limit."""

@@ -10,7 +10,7 @@ from helpers.bookie.harness import KEY, BookieCluster, WireClient, entry
 
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.requests.connections import ADDS_AT_ONCE
-from storage_node.bookie.store.entry_logs import SMALL_BYTES
+from storage_node.bookie.store.runs import SMALL_BYTES
 from storage_node.protocol.digests import master_key
 from storage_node.protocol.schema import Status
 from storage_node.protocol.values import AddResponse, Response
