@@ -26,7 +26,7 @@ from metadata.foundation.errors import InvariantViolation
 from storage_node.bookie.disk.records import ALIGN, ENTRY, HEADER_BYTES, Slab
 from storage_node.bookie.store.entry_logs import EntryLogs
 from storage_node.bookie.store.index import LedgerIndex, NewPlaces
-from storage_node.bookie.store.runs import Run
+from storage_node.bookie.store.runs import StoredRun
 from storage_node.bookie.store.waiters import LacWaiters
 from storage_node.protocol.frames import Buffer
 
@@ -327,7 +327,7 @@ class Contents:
         new.put(ledger_id, entry_id, place, size)
         return placed
 
-    def extend(self, ledger: Ledger, run: Run) -> None:
+    def extend(self, ledger: Ledger, run: StoredRun) -> None:
         """Put a run of entries, which was written behind the last record, into log and index."""
         log_id, size = run.slab.log_id, sum(run.sizes)
         # All in one step, as in `append_entry`.

@@ -29,7 +29,7 @@ QuickAdd: TypeAlias = Callable[[memoryview], "tuple[bytes, bytes, memoryview] | 
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StoredRun:
     """Which entries lie behind each other in a slab, and what is answered when they are durable?"""
 
     slab: Slab
@@ -53,7 +53,7 @@ class Run:
         return sum(self.sizes) - HEADER_BYTES * len(self.sizes)
 
 
-def append_adds(frames: Sequence[memoryview], slab: Slab, quick_add: QuickAdd) -> Run | None:
+def append_adds(frames: Sequence[memoryview], slab: Slab, quick_add: QuickAdd) -> StoredRun | None:
     """Write the entries of these adds behind the last record of the slab, as far as they are a run. None: not one is.
 
     The slab itself is not changed: what was written counts once its `end` is that of the run.
@@ -66,10 +66,10 @@ def append_adds(frames: Sequence[memoryview], slab: Slab, quick_add: QuickAdd) -
     if found is None:
         return None
     after, ledger_id, first, lac, key, answers, places, sizes = found
-    return Run(slab, after, ledger_id, first, lac, key, answers, array("I", places), array("I", sizes))
+    return StoredRun(slab, after, ledger_id, first, lac, key, answers, array("I", places), array("I", sizes))
 
 
-def _append(frames: Sequence[memoryview], slab: Slab, room: int, place: int, quick_add: QuickAdd) -> Run | None:
+def _append(frames: Sequence[memoryview], slab: Slab, room: int, place: int, quick_add: QuickAdd) -> StoredRun | None:
     view, end = slab.view, slab.end
     ledger_id = entry_id = first = lac = -1
     key, answers, places, sizes = b"", list[bytes](), array("I"), array("I")
@@ -100,4 +100,4 @@ def _append(frames: Sequence[memoryview], slab: Slab, room: int, place: int, qui
         end += size
         place += size // ALIGN
         entry_id += 1
-    return Run(slab, end, ledger_id, first, lac, key, answers, places, sizes) if answers else None
+    return StoredRun(slab, end, ledger_id, first, lac, key, answers, places, sizes) if answers else None

@@ -11,7 +11,7 @@ from helpers.bookie.harness import KEY, entry
 from metadata.foundation import compiled
 from storage_node.bookie.disk.records import ALIGN, Record, Slab, scan
 from storage_node.bookie.store import runs
-from storage_node.bookie.store.runs import SMALL_BYTES, Run, append_adds
+from storage_node.bookie.store.runs import SMALL_BYTES, StoredRun, append_adds
 from storage_node.protocol.digests import ENTRY_HEADER
 from storage_node.protocol.encoding import encode_add_request, encode_add_response
 from storage_node.protocol.layouts import decode_add_and_answer
@@ -33,12 +33,12 @@ def slab_at(end: int) -> Slab:
     return slab
 
 
-def by_python(frames: list[memoryview], slab: Slab) -> Run | None:
+def by_python(frames: list[memoryview], slab: Slab) -> StoredRun | None:
     room = min(slab.size, slab.end + runs.RUN_BYTES)
     return runs._append(frames, slab, room, (slab.base + slab.end) // ALIGN, decode_add_and_answer)
 
 
-def parts(run: Run | None, slab: Slab) -> object:
+def parts(run: StoredRun | None, slab: Slab) -> object:
     """Return all that a run says, and the bytes that it wrote."""
     if run is None:
         return None
