@@ -48,3 +48,11 @@ def verify_entry(
 ) -> tuple[int, int, int] | None:
     """Return entry id, LAC and length of an entry whose digest is right and whose ids are the ones asked for. None
     where that is not so: the twin says what is wrong."""
+
+def append_adds(
+    frames: Sequence[ReadableBuffer], slab: WriteableBuffer, start: int, end: int, place: int
+) -> tuple[int, int, int, int, bytes, list[bytes], bytes, bytes] | None:
+    """Write the entries of the adds in `frames` as records into `slab`, from `start` on and not beyond `end`, as far as
+    they are a run; `place` is the first one's offset in its log / 32. Return where they end, ledger id, first entry id,
+    highest LAC, key, the answers, and as arrays of uint32 the places and sizes of the records; None where not even the
+    first one is part of a run."""

@@ -64,6 +64,12 @@ class CompiledCore(Protocol):
         """Check an entry against its digest and the ids that were asked for."""
         ...
 
+    def append_adds(
+        self, frames: Sequence[ReadableBuffer], slab: WriteableBuffer, start: int, end: int, place: int, /
+    ) -> tuple[int, int, int, int, bytes, list[bytes], bytes, bytes] | None:
+        """Write the entries of adds as records."""
+        ...
+
 
 def _load() -> tuple[CompiledCore | None, str, bool]:
     """Return the core, or None; a sentence that says which and why; and whether one is there that does not fit."""

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 
 mod buffers;
 mod digests;
+mod frames;
 mod records;
 
 /// The module as Python imports it; `dlspark_speed.pyi` has its types.
@@ -19,6 +20,8 @@ mod dlspark_speed {
 
     #[pymodule_export]
     use super::digests::{package_entry, verify_entry};
+    #[pymodule_export]
+    use super::frames::append_adds;
     #[pymodule_export]
     use super::records::{lay_out_records, measure_records, record_columns};
 

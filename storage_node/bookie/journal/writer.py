@@ -122,6 +122,14 @@ class Batch:
         self.written = False
         self.synced = False
 
+    def answers_to(self, sink: AnswerSink, early: bool = False) -> Answers:
+        """Return a sink's answers that wait for this batch, to be added to; `early`: for no more than its write."""
+        waiting = self.early if early else self.answers
+        answers = waiting.get(sink)
+        if answers is None:
+            answers = waiting[sink] = Answers(sink)
+        return answers
+
     def cover(self, at: int, body_sum: int, body_length: int) -> None:
         """Cover a large body, which lies at `at`, by the sum that is known already: that saves going through it once
         more.

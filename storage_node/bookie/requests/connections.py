@@ -43,6 +43,8 @@ from storage_node.protocol.values import (
     WriteLacRequest,
 )
 
+ADDS_AT_ONCE = 64
+"""Adds of one read that are stored together, at most: others wait for no more."""
 ROOM_WAIT_S = 10.0
 """How long adds wait for memory before they are refused with ETOOMANYREQUESTS."""
 ROOM_RETRY_S = 0.05
@@ -72,7 +74,8 @@ class ServedConnection:
         """Who the client has proved to be, where that was asked for."""
         self._requester = Requester(node, link, self._go_on_in_turn, lambda: self.principal)
         self.flow = self._requester.flow
-        self._quick_add = VERSION_THREE.quick_add
+        self._adds: list[memoryview] = []
+        """Adds of the read that is being delivered, which are stored together."""
         self._add_gate = node.limits.adds if node.limits.adds.limit else None
         self._reads = node.limits.reads
         self.traffic = node.limits.traffic
@@ -97,26 +100,23 @@ class ServedConnection:
 
     def frame_received(self, frame: memoryview) -> None:
         """Handle a request, or let it wait while the connection's bounds are reached."""
-        flow = self.flow
-        if flow.stopped:
-            self._wait_in_line(bytes(frame))  # a copy: the chunk that the frame lies in is not to wait with it
-            return
-        # The hot path: an ordinary add that is stored. Everything else, refusals too, is for `_begin`.
-        add = self._quick_add(frame)
-        if add is not None and not self.node.read_only and (self._add_gate is None or not self._add_gate.closed):
-            answer, key, body = add
-            if self.storage.add(body, key, False, self, answer) is Status.EOK:
-                if self._add_gate is not None:
-                    self._add_gate.take()
-                flow.in_flight += len(body) + REQUEST_BYTES
-                if flow.in_flight > IN_FLIGHT_BYTES:
-                    flow.stop()
+        if not self.flow.stopped:
+            # The hot path: an add, which is stored with those that came with it.
+            place, operation = self.dialect.add_mark
+            if len(frame) > place and frame[place] == operation:
+                self._adds.append(frame)
+                if len(self._adds) == ADDS_AT_ONCE:
+                    self._store_adds()
                 return
-        self._begin(frame)
-        flow.check()
+            if self._adds:
+                self._store_adds()  # requests of a connection are begun in the order in which they came
+        self._take(frame)
 
     def batch_done(self) -> None:
-        """Look at what the socket does not take of the answers, which leave by themselves: that counts."""
+        """Store the adds that came. Look at what the socket does not take of the answers, which leave by themselves:
+        that counts."""
+        if self._adds:
+            self._store_adds()
         self.node.heard(self)
         if self.link.queued_bytes > ALLOWANCE_BYTES:
             asyncio.get_running_loop().call_soon(self.flow.check)
@@ -124,6 +124,7 @@ class ServedConnection:
     def link_closed(self, error: Exception | None) -> None:
         """End what runs and waits for this client. Adds that were taken are still stored."""
         self.flow.close()
+        self._adds.clear()
         self._hold(-self._held)
         self._urgent.clear()
         self._line.clear()
@@ -133,6 +134,36 @@ class ServedConnection:
         self.node.limits.turns.leave(self._go_on)
         self._requester.cancel_polls()
         self.node.closed(self)
+
+    def _take(self, frame: memoryview) -> None:
+        """Begin a request, or let it wait while the connection's bounds are reached."""
+        if self.flow.stopped:
+            self._wait_in_line(bytes(frame))  # a copy: the chunk that the frame lies in is not to wait with it
+            return
+        self._begin(frame)
+        self.flow.check()
+
+    def _store_adds(self) -> None:
+        """Store the adds that came together, in their order: those that are ordinary in runs. Everything else, refusals
+        too, is for `_begin`.
+        """
+        frames, self._adds = self._adds, []
+        flow, gate, at = self.flow, self._add_gate, 0
+        while at < len(frames):
+            most = len(frames) if gate is None else at + gate.room
+            may = at < most and not (flow.stopped or self.node.read_only)
+            run = self.storage.add_run(frames[at:most], self.dialect.quick_add, self) if may else None
+            if run is None:
+                self._take(frames[at])
+                at += 1
+                continue
+            count, size = run
+            at += count
+            if gate is not None:
+                gate.take(count)
+            flow.in_flight += size + REQUEST_BYTES * count
+            if flow.in_flight > IN_FLIGHT_BYTES:
+                flow.stop()
 
     def _decode(self, frame: memoryview) -> Heard:
         """Return what is asked. What version 3 cannot read turns the connection to version 2, for good."""
@@ -145,7 +176,6 @@ class ServedConnection:
                 raise
         request = VERSION_TWO.decode(frame)
         self.dialect = VERSION_TWO
-        self._quick_add = VERSION_TWO.quick_add
         return request
 
     # ------------------------------------------------------------------------------------ requests that have to wait

@@ -15,7 +15,7 @@ from storage_node.protocol import v2
 from storage_node.protocol.decoding import decode_request
 from storage_node.protocol.encoding import encode_add_response, encode_auth_response, encode_read_response
 from storage_node.protocol.layouts import decode_add_and_answer
-from storage_node.protocol.schema import Status
+from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.values import AddRequest, AuthRequest, BatchReadRequest, ReadRequest, Request, RequestV2
 
 NO_AUTH_PLUGIN = "AuthDisabledPlugin"
@@ -35,6 +35,9 @@ Heard: TypeAlias = Request | RequestV2 | Misversioned
 
 class Dialect(Protocol):
     """One protocol version."""
+
+    add_mark: tuple[int, int]
+    """Offset and value of the byte by which an ordinary add is known from other requests. Others may have it, too."""
 
     def quick_add(self, frame: memoryview) -> tuple[bytes, bytes, memoryview] | None:
         """Return (EOK answer, key, body) of an ordinary add, None for anything else."""
@@ -66,6 +69,7 @@ class Dialect(Protocol):
 class VersionThree:
     """Protobuf messages, matched by transaction ids."""
 
+    add_mark = (5, int(Operation.ADD))
     quick_add = staticmethod(decode_add_and_answer)
     decode = staticmethod(decode_request)
 
@@ -105,6 +109,7 @@ class VersionThree:
 class VersionTwo:
     """Fixed layouts, matched by the ids that they repeat: no maxLAC, no timestamp, never another entry id."""
 
+    add_mark = (1, v2.ADD)
     quick_add = staticmethod(v2.add_and_answer)
 
     @staticmethod

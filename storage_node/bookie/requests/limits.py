@@ -59,9 +59,14 @@ class Gate:
         # Urgent requests pass a closed gate, so more may be taken than the limit.
         return 0 < self.limit <= self.taken
 
-    def take(self) -> None:
-        """Count a request that begins; an urgent one may begin although the gate is closed."""
-        self.taken += 1
+    @property
+    def room(self) -> int:
+        """How many may begin before the limit is reached, where there is one; 0 or less: none."""
+        return self.limit - self.taken
+
+    def take(self, count: int = 1) -> None:
+        """Count requests that begin; an urgent one may begin although the gate is closed."""
+        self.taken += count
 
     def give(self, count: int = 1) -> None:
         """Note that requests have ended: let others in, in the order in which they came."""

@@ -26,6 +26,7 @@ from metadata.foundation.errors import InvariantViolation
 from storage_node.bookie.disk.records import ALIGN, ENTRY, HEADER_BYTES, Slab
 from storage_node.bookie.store.entry_logs import EntryLogs
 from storage_node.bookie.store.index import LedgerIndex, NewPlaces
+from storage_node.bookie.store.runs import StoredRun
 from storage_node.bookie.store.waiters import LacWaiters
 from storage_node.protocol.frames import Buffer
 
@@ -325,6 +326,22 @@ class Contents:
             new = self.new[log_id] = NewPlaces()
         new.put(ledger_id, entry_id, place, size)
         return placed
+
+    def extend(self, ledger: Ledger, run: StoredRun) -> None:
+        """Put a run of entries, which was written behind the last record, into log and index."""
+        log_id, size = run.slab.log_id, sum(run.sizes)
+        # All in one step, as in `append_entry`.
+        self.logs.extend(run.slab, run.end)
+        replaced = ledger.index.put_run(run.first, log_id, run.places, run.sizes)
+        usage = self.live.logs.get(log_id) or self.live.of(log_id)
+        usage.live += size
+        usage.stored += size
+        for previous in replaced:
+            self.live.gone(previous[0], previous[2])
+        new = self.new.get(log_id)
+        if new is None:
+            new = self.new[log_id] = NewPlaces()
+        new.put_run(ledger.ledger_id, run.first, run.places, run.sizes)
 
     def append_fact(self, kind: int, ledger: Ledger, body: Buffer) -> tuple[Slab, int, int, int]:
         """Put a record about a ledger into memory and log, whatever the memory's limit."""

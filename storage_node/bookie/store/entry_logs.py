@@ -21,6 +21,7 @@ from functools import partial
 from typing import Protocol
 
 from metadata.foundation.descriptors import current_limit
+from metadata.foundation.errors import check
 from storage_node.bookie.disk.records import (
     ALIGN,
     HEADER_BYTES,
@@ -179,6 +180,18 @@ class EntryLogs:
         if end - slab.written >= PIECE_BYTES and not self._writing:
             self._write_on()
         return slab, start, end, body_sum
+
+    @property
+    def tail(self) -> Slab | None:
+        """The slab that is appended to, if there is one."""
+        return self._slab
+
+    def extend(self, slab: Slab, end: int) -> None:
+        """Count what was written to the slab in use as appended, up to `end`."""
+        check(slab is self._slab and slab.end < end <= slab.size, "records were written beside the slab in use")
+        slab.end = end
+        if end - slab.written >= PIECE_BYTES and not self._writing:
+            self._write_on()
 
     def has_room(self, length: int) -> bool:
         """Return True if a record with a body of `length` can be appended now."""

@@ -250,6 +250,18 @@ class NewPlaces:
         run.sizes.append(size)
         run.next = entry_id + 1
 
+    def put_run(self, ledger_id: int, first: int, places: array[int], sizes: array[int]) -> None:
+        """Note where a run of entries lies, none of which is missing."""
+        runs = self._runs.get(ledger_id)
+        if runs and runs[-1].next == first:
+            run = runs[-1]
+            run.places.extend(places)
+            run.sizes.extend(sizes)
+            run.next = first + len(sizes)
+            return
+        for number, (place, size) in enumerate(zip(places, sizes, strict=True), first):
+            self.put(ledger_id, number, place, size)
+
     def block(self, log_id: int, start: int, end: int) -> bytes:
         """Return the sidecar block that says what the log holds from `start` to `end`."""
         parts: list[bytes] = []
