@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from dlspark.core.codec.entries import Compression, EntryBuilder, encode_record_set
+from dlspark.core.codec.entries import ENVELOPE_BYTES, Compression, EntryBuilder, encode_record_set
 from dlspark.core.codec.records import (
     FLAG_CONTROL,
     FLAG_END_OF_STREAM,
@@ -47,7 +47,7 @@ def mutated(draw: random.Random, good: bytes) -> bytes:
     """Return the bytes with something changed that damage, or an attacker, changes."""
     data = bytearray(good)
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
-        kind, at = draw.randrange(7), draw.randrange(len(data)) if data else 0
+        kind, at = draw.randrange(9), draw.randrange(len(data)) if data else 0
         if kind == 0 or not data:
             data[at:at] = draw.randbytes(draw.choice((1, 4, 20)))
         elif kind == 1:
@@ -63,6 +63,11 @@ def mutated(draw: random.Random, good: bytes) -> bytes:
             word = draw.choice((0, 1, MAX_POSITION, MAX_POSITION + 1)) << POSITION_SHIFT | draw.choice((0, 1, 2, 4, 8))
             length = draw.choice((0, 1, len(data), 2**31 - 1, 2**31, 2**32 - 1))
             data[at : at + HEADER.size] = HEADER.pack(word, draw.choice((0, -1, MAX_TXID)), length)
+        elif kind < 8:
+            # The first record's word alone, in an envelope or without one: all else still fits.
+            position = draw.choice((0, MAX_POSITION, MAX_POSITION + 1, 2**32 - 1))
+            start, word = draw.choice((0, ENVELOPE_BYTES)), position << POSITION_SHIFT | draw.choice((0, 0, 1, 8))
+            data[start : start + 8] = word.to_bytes(8, "big")
         else:
             data[at:at] = data[: draw.randrange(len(data)) + 1]
     return bytes(data)
