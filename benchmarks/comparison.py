@@ -146,7 +146,7 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[floa
 
 HEADINGS: Final = (
     *("row", "what", "old", "new", "new/old", "difference"),
-    *("old ratio to", "new ratio", "new/old ratio", "difference of ratios", "remarks"),
+    *("limit", "old ratio", "new ratio", "new/old ratio", "difference of ratios", "remarks"),
 )
 COST_HEADINGS: Final = ("row", "what", "of one unit", "old", "new", "new/old", "difference")
 
@@ -174,8 +174,8 @@ def _cells(pair: Pair) -> tuple[str, ...]:
     _, old, new, times, verdict = _compared(measured)
     unit = f" {measured.unit}" if measured.unit else ""
     _, *ratios = _compared(ratio)
-    ratios[0] += f" {pair.limit}"
-    return (pair.key, pair.what, old + unit, new + unit, times, verdict, *ratios, "; ".join(pair.remarks))
+    figures = (pair.key, pair.what, old + unit, new + unit, times, verdict)
+    return (*figures, pair.limit, *ratios, "; ".join(pair.remarks))
 
 
 def _compared(figure: Figure) -> tuple[str, str, str, str, str]:
