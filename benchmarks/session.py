@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dlspark.spark.worker_daemon import OWN_DAEMON
 from metadata.foundation.errors import check
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def spark_session(directory: Path, class_path: str = "") -> Iterator[SparkSessio
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
         .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.python.daemon.module", OWN_DAEMON)  # as the project's spark-defaults.conf and its builder say
         .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
         .config("spark.sql.streaming.numRecentProgressUpdates", 2 * MAX_BATCHES)  # idle looks are among them
         .getOrCreate()

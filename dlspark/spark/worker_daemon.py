@@ -1,4 +1,5 @@
-"""Spark's Python workers, in which the connector runs: quiet ends, plain errors, garbage collection, filters.
+"""Spark's Python workers, in which the connector runs: quiet ends, plain errors, garbage collection, filters, and what
+they find loaded.
 
     spark.python.daemon.module   dlspark.spark.worker_daemon
 
@@ -11,6 +12,10 @@ workers in which Spark plans, and commits what was written, have always Spark's 
 when it is imported, with the first thing of ours that such a worker unpickles. All else is Spark's own daemon. It is
 started as `python -m dlspark.spark.worker_daemon <worker module>`; nothing here may start a thread, as workers are
 forked from it.
+
+**What workers find loaded** (`load_shared`). A worker lives until Spark has not used it for a minute, and a new one
+loads all of the connector: half a second of processor. The daemon loads most of that once, and its workers have it from
+their first moment. It loads neither pyarrow nor numpy, which start threads.
 
 **Errors** (`without_traceback`). An error of the connector reaches the user as its message alone, and not below the
 traceback of a worker. Workers write down what the data source raised (`pyspark.util.handle_worker_exception`), send it
@@ -38,6 +43,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import logging
 import os
 import socket
@@ -58,6 +64,15 @@ OWN_DAEMON = "dlspark.spark.worker_daemon"
 FREEZE_AT = (2, 4, 8)
 """Uses of a process by us before which everything there is is frozen: after the first one modules are loaded and
 connections are open, later ones find what another kind of use has loaded."""
+SHARED: Final = (
+    "storage_node.client.client",
+    "metadata.zookeeper.client",
+    "metadata.distributedlog.sinks",
+    "dlspark.core.services",
+    "dlspark.spark.options.query_options",
+)
+"""Modules that every task of a source or sink needs, with all that they import. None starts a thread, nor imports what
+does."""
 _HIDE: Final = "SPARK_HIDE_TRACEBACK"
 _FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 _WORKER: Final = "pyspark.worker_util"
@@ -199,9 +214,20 @@ def main_module() -> str | None:
     return None if spec is None else spec.name
 
 
+def load_shared() -> None:
+    """Load what workers share (in the daemon, before it forks any), out of the collector's sight."""
+    for name in SHARED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # and workers do not copy the memory of these objects only because a collection looks at them
+
+
 def main() -> None:
-    """Run Spark's daemon, as `pyspark.daemon` does when it is started, with workers that end quietly."""
+    """Run Spark's daemon, as `pyspark.daemon` does when it is started, with workers that end quietly and have most of
+    the connector loaded."""
     from pyspark import daemon
+
+    load_shared()
 
     daemon.worker = quiet(daemon.worker)  # type: ignore[assignment]
     daemon.manager()

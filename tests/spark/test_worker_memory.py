@@ -71,3 +71,28 @@ def test_what_a_worker_imports_leaves_pandas_alone(module: str) -> None:
     """It takes a quarter of a second a process, and Arrow imports it where a module makes a scalar."""
     code = f"import sys, dlspark.spark.{module}; assert 'pandas' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_daemon_has_most_of_a_task_loaded_before_it_forks_and_no_thread() -> None:
+    lines = (
+        "import gc, os, sys",
+        "from pyspark import daemon",
+        "from dlspark.spark import worker_daemon",
+        "def ours():",
+        "    return [name for name in sys.modules if name.split('.')[0] in ('dlspark', 'metadata', 'storage_node')]",
+        "def manager():",
+        "    global before",
+        "    before = ours()",
+        "    assert not {'numpy', 'pyarrow', 'pandas'} & sys.modules.keys(), 'they start threads'",
+        "    assert os.listdir('/proc/self/task') == [str(os.getpid())]",
+        "    assert gc.get_freeze_count() > 10_000",
+        "daemon.manager = manager",
+        "worker_daemon.main()",
+        "import dlspark.spark.sink.segments.task, dlspark.spark.source.partition_reader",
+        "print(len(before), len(ours()))",
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True, timeout=60
+    )
+    before, everything = map(int, told.stdout.split())
+    assert before > 0.6 * everything
