@@ -23,6 +23,7 @@ from dlspark.cli import (
     acl,
     acl_znodes,
     autorecovery,
+    bench,
     bookies,
     cluster,
     cold,
@@ -398,6 +399,7 @@ for name, command in (("set", scram.set_user), ("remove", scram.remove_user), ("
     scram_app.command(name)(plain_errors(command))
 app.add_typer(scram_app, name="scram")
 
+app.command("bench")(plain_errors(bench.bench))
 app.command("doctor")(plain_errors(doctor.doctor))
 app.command("write")(plain_errors(pipes.write))
 app.command("read")(plain_errors(pipes.read))

@@ -1,0 +1,36 @@
+"""Peers by their addresses: `kafka=HOST:PORT`, `kafka-synced=HOST:PORT`, `pulsar=pulsar://HOST:PORT`.
+
+What stands behind the kind tells several of one kind apart: `pulsar-on-bookies=pulsar://HOST:PORT`.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Final
+
+from dlspark.bench.systems import System
+from metadata.foundation.errors import CallerError
+
+SYNCED: Final = "kafka-synced"
+_MODULES: Final = {"kafka": "confluent_kafka", "pulsar": "pulsar"}
+_USAGE: Final = "Give kafka=HOST:PORT, kafka-synced=HOST:PORT, or pulsar=pulsar://HOST:PORT"
+
+
+def peer_of(given: str, server_pids: tuple[int, ...] = ()) -> System:
+    """Return a peer as users name it. Raises CallerError, also where its client library is not installed."""
+    name, equals, address = given.partition("=")
+    kind = name.partition("-")[0]
+    if kind not in _MODULES or not equals or not address:
+        raise CallerError(f"{given!r} names no peer; nothing was started", advice=_USAGE)
+    if find_spec(_MODULES[kind]) is None:
+        raise CallerError(
+            f"the client of {kind} is not installed; nothing was started",
+            advice="Install it with: pip install 'dlspark[bench]'",
+        )
+    if kind == "kafka":
+        from dlspark.bench.kafka_system import KafkaTopic
+
+        return KafkaTopic(address, name, name == SYNCED, server_pids)
+    from dlspark.bench.pulsar_system import PulsarTopics
+
+    return PulsarTopics(address, name, server_pids)
