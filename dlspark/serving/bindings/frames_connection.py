@@ -24,11 +24,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Final, Protocol
 
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.serving.bindings.frames_sessions import MAX_FAILURES, FramesSession, without_security
 from dlspark.serving.bindings.service import (
     KEPT_VIEW_BYTES,
@@ -37,9 +39,10 @@ from dlspark.serving.bindings.service import (
     Caller,
     FramesLimits,
     ProxyService,
+    RunTaker,
     write_bytes,
 )
-from dlspark.serving.protocol.answer_frames import encode_answer
+from dlspark.serving.protocol.answer_frames import encode_answer, encode_receipts
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.frame_parts import HEADER
 from dlspark.serving.protocol.operations import (
@@ -58,7 +61,7 @@ from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.pacing import MessageLimit
 from storage_node.edge import Link
 from storage_node.errors import ConnectionClosedError, ProtocolError
-from storage_node.protocol.frames import LENGTH_BYTES
+from storage_node.protocol.frames import LENGTH_BYTES, Buffer
 from storage_node.transport.budgets import Budget
 from storage_node.transport.turns import Turns
 
@@ -78,6 +81,8 @@ class FramesHost(Protocol):
     """The server as its connections need it."""
 
     service: ProxyService
+    runs: RunTaker | None
+    """Takes writes that came together, where nothing before the service looks at each of them."""
     authentication: Authentication | None
     """What clients must prove; None: nothing."""
     limits: FramesLimits
@@ -114,6 +119,8 @@ class FramesConnection:
     __slots__ = (
         "_counted",
         "_fresh",
+        "_gathered",
+        "_gathered_numbers",
         "_held",
         "_host",
         "_left",
@@ -128,6 +135,7 @@ class FramesConnection:
         "_sent",
         "_sent_before",
         "_session",
+        "_short",
         "_stuck_since",
         "_submit",
         "_under_way",
@@ -145,7 +153,12 @@ class FramesConnection:
         self.caller = Caller(link.peer, session=f"frames-{next(_NUMBERS)}")
         self._host = host
         self._limits = host.limits
+        self._short = min(STEP_BYTES, host.limits.request_bytes - LENGTH_BYTES)
+        """A request of at most so many bytes is neither too large, nor a large one."""
         self._submit = host.service.submit
+        self._gathered: list[WriteRecords] = []
+        """Writes that came together, on one stream, and are with the service once all that arrived is read."""
+        self._gathered_numbers: list[int] = []
         self._link = link
         self._loop = asyncio.get_running_loop()
         self.opened_at = self._loop.time()
@@ -224,11 +237,12 @@ class FramesConnection:
         if self._paused:
             self._wait_in_line(frame)
         elif not self.closed:
-            # The payloads stay views of the frame until they are stored; see KEPT_VIEW_BYTES.
-            self._begin(memoryview(bytes(frame)) if len(frame) < KEPT_VIEW_BYTES else frame)
+            self._begin(frame)
 
     def batch_done(self) -> None:
-        """Note that all that arrived together was begun; half a frame alone does not count as a request."""
+        """Begin what was gathered; half a frame alone does not count as a request."""
+        if self._gathered:
+            self._submit_gathered()
         if self._fresh and not self.closed:
             self._fresh = False
             self.heard_at = self._loop.time()
@@ -240,6 +254,7 @@ class FramesConnection:
         self.closed = True
         self._line, self._line_bytes, self._held = None, 0, 0
         self._under_way.clear()
+        self._gathered, self._gathered_numbers = [], []
         self._reads.clear()
         self._count()
         self._host.turns.leave(self._go_on)
@@ -252,44 +267,38 @@ class FramesConnection:
 
     def _begin(self, frame: memoryview) -> None:
         """Give a request to the service, or refuse it. Never raises."""
+        size = len(frame)
         try:
-            number, request = decode_request(frame)
+            # The payloads of a long frame stay views of it until they are stored.
+            number, request = decode_request(frame, copied=size < KEPT_VIEW_BYTES)
         except DistributedLogError as error:
             self._break_off(frame, error)
             return
-        size = len(frame)
         limits, under_way = self._limits, self._under_way
         if number in under_way or number == NO_REQUEST:
             reason = "no request has the number 0" if number == NO_REQUEST else f"two requests have the number {number}"
             self._break_off(frame, ProtocolError(reason, node=self.peer))
             return
-        admitted = without_security(request) if self._session is None else self._session.admitted(request)
-        if isinstance(admitted, Refusal):
-            self._send(number, admitted)
-            if self._session is not None and self._session.failures >= MAX_FAILURES:
-                self._link.close()
-            return
-        request = admitted
-        refusal = self._objection(request, size)
-        if refusal is not None:
-            self._send(number, refusal)
-            return
+        # Nearly every request is a short write without a session, to which nothing here can object.
+        if self._session is not None or type(request) is not WriteRecords or size > self._short or self._host.stopping:
+            admitted = self._admitted(number, request, size)
+            if isinstance(admitted, Refusal):
+                self._send(number, admitted)
+                if self._session is not None and self._session.failures >= MAX_FAILURES:
+                    self._link.close()
+                return
+            request = admitted
         cost = size + REQUEST_BYTES
         if type(request) is WriteRecords:
             cost += write_bytes(request)
-        elif type(request) is ReadBatch:
-            if request.max_bytes > limits.read_bytes:
-                request = replace(request, max_bytes=limits.read_bytes)
-            self._reads.add(number)
         # Counted before the service has it: it may answer within this call, and the answer takes the count back.
         under_way[number] = cost
         self._held += cost
-        try:
-            self._submit(request, self.caller, partial(self.answered, number))
-        except Exception as error:  # the boundary: a mistake in the service must not leave a client without an answer
-            self._host.lines.log(logging.ERROR, "a request of %s failed: %r", self.peer, error, error=error)
-            message = f"the proxy failed: {type(error).__name__}"
-            self.answered(number, Refusal(StatusCode.UNEXPECTED, message, applied=Applied.UNKNOWN))
+        if type(request) is WriteRecords and self._host.runs is not None and request.is_plain:
+            self._gather(number, request)
+        else:
+            self._submit_gathered()  # first: requests are begun in the order in which they came
+            self._submit_alone(number, request)
         if self._held - self._counted > STEP_BYTES:
             self._count()
         if (
@@ -298,6 +307,48 @@ class FramesConnection:
             or (self._counted and self._host.memory.exceeded)
         ):
             self._pause()
+
+    def _gather(self, number: int, request: WriteRecords) -> None:
+        """Have a write wait for those behind it on the same stream, until all that arrived is read."""
+        if self._gathered and self._gathered[0].stream != request.stream:
+            self._submit_gathered()
+        self._gathered.append(request)
+        self._gathered_numbers.append(number)
+
+    def _submit_gathered(self) -> None:
+        """Give the service what was gathered, as one where it takes it so."""
+        gathered, runs = self._gathered, self._host.runs
+        if not gathered:
+            return
+        numbers = self._gathered_numbers
+        self._gathered, self._gathered_numbers = [], []
+        reply = partial(self._run_answered, numbers)
+        if len(gathered) > 1 and runs is not None and runs.submit_run(gathered, self.caller, reply):
+            return
+        for number, request in zip(numbers, gathered, strict=True):
+            self._submit_alone(number, request)
+
+    def _submit_alone(self, number: int, request: Request) -> None:
+        try:
+            self._submit(request, self.caller, partial(self.answered, number))
+        except Exception as error:  # the boundary: a mistake in the service must not leave a client without an answer
+            self._host.lines.log(logging.ERROR, "a request of %s failed: %r", self.peer, error, error=error)
+            message = f"the proxy failed: {type(error).__name__}"
+            self.answered(number, Refusal(StatusCode.UNEXPECTED, message, applied=Applied.UNKNOWN))
+
+    def _admitted(self, number: int, request: Request, size: int) -> Request | Refusal:
+        """Return the request as the service is to have it, or why it is not begun."""
+        admitted = without_security(request) if self._session is None else self._session.admitted(request)
+        if isinstance(admitted, Refusal):
+            return admitted
+        refusal = self._objection(admitted, size)
+        if refusal is not None:
+            return refusal
+        if type(admitted) is ReadBatch:
+            self._reads.add(number)
+            if admitted.max_bytes > self._limits.read_bytes:
+                return replace(admitted, max_bytes=self._limits.read_bytes)
+        return admitted
 
     def _objection(self, request: Request, size: int) -> Refusal | None:
         """Return why a request is not begun, whatever the service would say."""
@@ -317,6 +368,7 @@ class FramesConnection:
 
     def _break_off(self, frame: memoryview, error: DistributedLogError) -> None:
         """Say that the bytes are not a request, and end: where the next one begins is not known any more."""
+        self._submit_gathered()  # what came before it was complete
         self._host.lines.log(logging.WARNING, "closing the connection to %s: %s", self.peer, error)
         number: int = HEADER.unpack_from(frame)[3] if len(frame) >= HEADER.size else NO_REQUEST
         if number in self._under_way:
@@ -341,12 +393,26 @@ class FramesConnection:
                 message = f"{self._link.queued_bytes} bytes of answers were not taken yet"
                 answer = Refusal(StatusCode.OVER_CAPACITY, message, advice="Read again from where the reader is")
         self._send(number, answer)
+        self._note_answered()
+
+    def _note_answered(self) -> None:
         if self._counted - self._held > STEP_BYTES:
             self._count()
         if self._paused and not self.closed:
             self._try_to_go_on()
         elif self._host.stopping and not self.busy:
             self._host.settled()
+
+    def _run_answered(self, numbers: Sequence[int], first: int, outcome: Sequence[DLSN] | Refusal, count: int) -> None:
+        """Send the answers to some writes of a run. They are dropped where the client is gone."""
+        theirs = numbers[first : first + count]
+        if isinstance(outcome, Refusal):
+            for number in theirs:
+                self.answered(number, outcome)
+        elif not self.closed:
+            self._held -= sum(map(self._under_way.pop, theirs))
+            self._queue((encode_receipts(theirs, outcome),), count)
+            self._note_answered()
 
     def _send(self, number: int, answer: Answer) -> None:
         try:
@@ -355,9 +421,13 @@ class FramesConnection:
             self._host.lines.log(logging.ERROR, "an answer to %s cannot be sent: %s", self.peer, error)
             message = f"it was done, and its answer cannot be sent: {error.message}"
             buffers = encode_answer(number, Refusal(StatusCode.UNEXPECTED, message, applied=Applied.UNKNOWN))
+        self._queue(buffers, 1)
+
+    def _queue(self, buffers: Sequence[Buffer], answers: int) -> None:
+        """Give the link what `answers` answers are."""
         link = self._link
         link.send(*buffers)
-        self._sent += 1
+        self._sent += answers
         queued = link.queued_bytes
         if queued > STEP_BYTES and self._watching is None:
             self._watch()
@@ -486,6 +556,7 @@ class FramesConnection:
         while line and not self._paused and not self.closed:
             if turns.now() > deadline:
                 self._paused = True  # tens of thousands may wait: the rest is for the next turns of the loop
+                self._submit_gathered()
                 turns.join(self._go_on)
                 return
             frame = line.popleft()
@@ -493,6 +564,7 @@ class FramesConnection:
             self._line_bytes -= size
             self._held -= size
             self._begin(memoryview(frame))
+        self._submit_gathered()
         if not self._paused and not self.closed:
             self._line = None
             self._link.resume_reading()

@@ -16,7 +16,7 @@ import asyncio
 import logging
 
 from dlspark.serving.bindings.frames_connection import FramesConnection
-from dlspark.serving.bindings.service import FramesLimits, ProxyService
+from dlspark.serving.bindings.service import FramesLimits, ProxyService, RunTaker
 from dlspark.serving.protocol.answer_frames import encode_answer
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.security.authentication import Authentication, PeerProof
@@ -67,6 +67,9 @@ class FramesServer:
         authentication: Authentication | None = None,
     ) -> None:
         self.service = service
+        self.runs: RunTaker | None = None
+        """Takes writes that came together, where nothing before the service looks at each of them; set by the
+        proxy."""
         self.authentication = authentication
         self.limits = limits or FramesLimits()
         self.memory = Budget(self.limits.memory_bytes)

@@ -7,11 +7,12 @@ a large one while the whole binding holds all the memory that it may. Each bound
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from dlspark.serving.protocol.operations import Answer, Request, WriteRecords
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.serving.protocol.operations import Answer, Refusal, Request, WriteRecords
 from dlspark.serving.protocol.request_checks import MAX_SET_RECORDS, declared_records
 from metadata.security.principals import Principal
 from metadata.security.restrictions import Restrictions
@@ -38,6 +39,24 @@ class Caller:
     Nothing may be relied on it."""
     session: str | None = None
     """The connection, or the call, for the audit trail."""
+
+
+RunReply: TypeAlias = Callable[[int, "Sequence[DLSN] | Refusal", int], None]
+"""Takes the answers to some of the writes of a run, from the loop: the number of the first of them, their positions or
+one refusal for all, and how many they are."""
+
+
+class RunTaker(Protocol):
+    """Takes writes that came together as one: a write proxy's service, where nothing before it looks at single
+    requests."""
+
+    def submit_run(self, requests: Sequence[WriteRecords], caller: Caller, reply: RunReply) -> bool:
+        """Begin writes of one stream, each `is_plain`, as if each was given to `submit`; `reply` is called until each
+        has its answer, once, perhaps before this returns. Never raises.
+
+        False where they are to be submitted one by one: nothing was done.
+        """
+        ...
 
 
 class ProxyService(Protocol):
@@ -81,6 +100,8 @@ KEPT_VIEW_BYTES: Final = 256 * 1024
 def write_bytes(request: WriteRecords) -> int:
     """Return what a write counts for its records, besides its frame; more records than one may have are refused
     later."""
+    if len(request.payloads) == 1 and not request.context.is_record_set:
+        return _RECORD_BYTES
     return _RECORD_BYTES * min(declared_records(request), MAX_SET_RECORDS)
 
 

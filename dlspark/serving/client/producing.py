@@ -4,6 +4,7 @@ It runs two machines: the accumulator decides which records travel together, the
 when it is sent again. A record costs a future and no task; a request goes through proxies by itself (`dispatch`).
 
     send       a record waits in the accumulator; nothing is sent before the loop goes on
+    write      the same, but where nothing is under way the record is sent at once: its caller waits
     send_ready while the session has room, the next request is taken and submitted
     returned   a request came back; what it leads to is done, then what is ready is sent
 
@@ -208,21 +209,28 @@ class AsyncProducer(OnOneLoop):
         OutcomeUnknownError means that the record may be in the log.
         """
         self._check_loop()
+        now = self._time()
+        future = self._add(payload_bytes(payload), now, transaction_id)
+        self._plan_another(now)
+        return future
+
+    def _add(self, data: bytes, now: float, transaction_id: int | None) -> asyncio.Future[DLSN]:
+        """Have a record wait. Raises as `send`."""
         if self._closed:
             raise AlreadyClosedError("the producer is closed", log=self.stream)
-        data = payload_bytes(payload)
-        size = len(data)
         if not self._buffer_pool.has_room:
             raise _over_capacity_error(self._buffer_pool)
         future: asyncio.Future[DLSN] = self._loop.create_future()
-        now = self._time()
         if not self._accumulator.add(future, data, now, transaction_id):
             raise _over_capacity_error(self._buffer_pool)
-        self._buffer_pool.take(size + RECORD_ROOM_BYTES)
+        self._buffer_pool.take(len(data) + RECORD_ROOM_BYTES)
+        return future
+
+    def _plan_another(self, now: float) -> None:
+        """Have a record sent that was just added."""
         # Without a linger the first record has planned the sending of all: a busy producer makes no timer for a record.
         if not self._blocked and (self._planned is None or self._linger):
             self._plan(now)
-        return future
 
     async def write(self, payload: bytes | bytearray | memoryview, *, transaction_id: int | None = None) -> DLSN:
         """Write one record and wait for it; waits first where too many wait for their outcome. Raises as `send`.
@@ -233,7 +241,12 @@ class AsyncProducer(OnOneLoop):
         data = payload_bytes(payload)
         if not self._buffer_pool.has_room or self._buffer_pool.has_waiting:
             await self._buffer_pool.wait()
-        future = self.send(data, transaction_id=transaction_id)
+        now = self._time()
+        future = self._add(data, now, transaction_id)
+        if self._requests or self._linger or self._planned is not None or self._flushing:
+            self._plan_another(now)
+        else:
+            self._send_ready()  # nothing is under way, and its caller waits: no turn of the loop is left out for others
         try:
             return await future
         except asyncio.CancelledError:
@@ -377,7 +390,7 @@ class AsyncProducer(OnOneLoop):
         while self._flushing and session.has_room:
             batch, due = self._flushing.popleft()
             self._submit(batch, batch.request(self.stream), due)
-        while not self._flushing and session.has_room and accumulator.is_ready(now):
+        while len(accumulator) and not self._flushing and session.has_room and accumulator.is_ready(now):
             batch = accumulator.take()
             self._submit(batch, batch.request(self.stream), now + self._timeout_s)
         self._run()

@@ -7,7 +7,7 @@ stored. Whatever bytes a decoder is given, only ProtocolError goes out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from itertools import groupby, islice
@@ -184,6 +184,17 @@ def _encode_receipt(correlation: int, answer: WriteReceipt) -> list[Buffer]:
     return [
         _FRAMED_RECEIPT.pack(_RECEIPT_BYTES, FRAME_VERSION, _WRITE_RECEIPT, flags, correlation, *dlsn, records),
     ]
+
+
+def encode_receipts(correlations: Sequence[int], positions: Sequence[DLSN]) -> bytes:
+    """Return the frames of receipts of one record each, one behind the other."""
+    pack = _FRAMED_RECEIPT.pack
+    return b"".join(
+        [
+            pack(_RECEIPT_BYTES, FRAME_VERSION, _WRITE_RECEIPT, DLSN_KNOWN, correlation, *dlsn, 1)
+            for correlation, dlsn in zip(correlations, positions, strict=True)
+        ]
+    )
 
 
 def _decode_receipt(frame: memoryview, flags: int) -> WriteReceipt:

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from storage_node.protocol.frames import Buffer
@@ -207,8 +207,7 @@ class Handshake:
     only under TLS: every proxy that speaks TLS knows it."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteRecords:
+class WriteRecords(NamedTuple):
     """Write payloads as records, in this order.
 
     With a stamp, a condition or `atomic`, all of them lie in one entry: they are written whole or not at all, and are
@@ -236,6 +235,12 @@ class WriteRecords:
             or self.fencing_token is not None
         )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one record, no record set, of which nothing is asked but to be stored, with the proxy's id."""
+        # What is asked is compared at once: every record that a proxy gets comes through here.
+        return len(self.payloads) == 1 and self[_ASKED] == _NOTHING_ASKED and not self.context.is_record_set
+
     def within(self, context: RequestContext) -> WriteRecords:
         """Return the same in another context."""
         return self._copy(context, self.stamp)
@@ -256,6 +261,11 @@ class WriteRecords:
             self.atomic,
             self.transaction_ids,
         )
+
+
+_ASKED: Final = slice(WriteRecords._fields.index("stamp"), None)
+_NOTHING_ASKED: Final[object] = (None, None, None, False, None)
+"""What `_ASKED` cuts out of a write of which nothing is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,8 +455,7 @@ class Refusal:
             object.__setattr__(self, "reason", REASON_OF_NAME.get(self.error, Reason.NONE))
 
 
-@dataclass(frozen=True, slots=True)
-class WriteReceipt:
+class WriteReceipt(NamedTuple):
     """All records of the request are stored. `dlsn` is the first one's, None where a repetition's is forgotten."""
 
     dlsn: DLSN | None

@@ -35,6 +35,7 @@ from dlspark.serving.protocol.write_frames import (
     WRITE_FLAGS,
     RequestKind,
     begun,
+    decode_plain_write,
     decode_write,
     encode_write,
     taken_apart,
@@ -291,7 +292,10 @@ def encode_request(correlation: int, request: Request) -> list[Buffer]:
     return ENCODERS[type(request)](correlation, request)
 
 
-def decode_request(frame: memoryview) -> tuple[int, Request]:
-    """Return the correlation number and the request of a frame, without its length. Raises ProtocolError and nothing
-    else."""
-    return decode_frame(frame, DECODERS, "a request")
+def decode_request(frame: memoryview, *, copied: bool = False) -> tuple[int, Request]:
+    """Return the correlation number and the request of a frame, without its length. `copied`: no payload is a view of
+    `frame`. Raises ProtocolError and nothing else."""
+    plain = decode_plain_write(frame, copied=copied)
+    if plain is not None:
+        return plain
+    return decode_frame(memoryview(bytes(frame)) if copied else frame, DECODERS, "a request")

@@ -3,7 +3,8 @@
     header, u32 checksum, u32 timeout in ms, text stream, and the hosts tried where a flag says so
 
 A write without conditions is most of what a proxy gets: it is written by few structures, and one of a single payload
-is read by one. No I/O; payloads travel uncopied. Whatever bytes a decoder is given, only ProtocolError goes out.
+is read by two (`decode_plain_write`). No I/O; payloads travel uncopied. Whatever bytes a decoder is given, only
+ProtocolError goes out.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ WRITE_FLAGS: Final = ON_STREAM | STAMP | SEQUENCE_ID | LAST_DLSN | TOKEN | ATOMI
 _QUICK: Final = CHECKSUM | RECORD_SET
 _CONTEXT: Final = Struct(">II")
 _STAMP: Final = Struct(">qq")
-_ON_STREAM: Final = Struct(">IIH")
-_STREAM_AT: Final = HEADER.size + _ON_STREAM.size
+_PLAIN: Final = Struct(HEADER.format + "IIH")
+_STREAM_AT: Final = _PLAIN.size
 _ONE: Final = Struct(">II")
 _QUICK_HEAD: Final = Struct(FRAME_HEADER.format + "IIH")
 _TEXT_LENGTH: Final = Struct(">H")
@@ -174,29 +175,41 @@ def _encode_any_write(correlation: int, request: WriteRecords) -> list[Buffer]:
     return head.framed(_WRITE, flags, correlation, request.payloads, total)
 
 
+def decode_plain_write(frame: memoryview, *, copied: bool) -> tuple[int, WriteRecords] | None:
+    """Return the number and the write of a frame whose only payload fills the rest of it, and which asks for nothing
+    but to be stored: nearly every frame is one. None for any other frame, which `decode_request` takes apart.
+
+    `copied`: the payload is bytes of its own, and no view of the frame.
+    """
+    end = len(frame)
+    if end < _STREAM_AT:
+        return None
+    version, kind, flags, number, checksum, timeout_ms, length = _PLAIN.unpack_from(frame)
+    lengths_at = _STREAM_AT + length
+    payload_at = lengths_at + _ONE.size
+    if (
+        version != FRAME_VERSION
+        or kind != _WRITE
+        or flags & ~_QUICK
+        or payload_at > end
+        or _ONE.unpack_from(frame, lengths_at) != (1, end - payload_at)
+    ):
+        return None
+    try:
+        stream = str(frame[_STREAM_AT:lengths_at], "utf-8")
+    except UnicodeDecodeError:
+        return None  # `decode_request` says so
+    if flags or timeout_ms:
+        said = checksum if flags & CHECKSUM else None
+        context = RequestContext((), said, bool(flags & RECORD_SET), timeout_ms)
+    else:
+        context = NO_CONTEXT
+    payload = frame[payload_at:]
+    return number, WriteRecords(stream, (bytes(payload) if copied else payload,), context)
+
+
 def decode_write(frame: memoryview, flags: int) -> WriteRecords:
     """Return the write of a frame with these flags. Raises ProtocolError."""
-    end = len(frame)
-    if not flags & ~_QUICK and end >= _STREAM_AT:
-        checksum, timeout_ms, length = _ON_STREAM.unpack_from(frame, HEADER.size)
-        lengths_at = _STREAM_AT + length
-        payload_at = lengths_at + 8
-        # One payload that fills the rest of the frame: that is nearly every write, and is read in two steps.
-        if payload_at <= end and _ONE.unpack_from(frame, lengths_at) == (1, end - payload_at):
-            try:
-                stream = str(frame[_STREAM_AT:lengths_at], "utf-8")
-            except UnicodeDecodeError:
-                return _decode_any_write(frame, flags)  # says so
-            if flags or timeout_ms:
-                said = checksum if flags & CHECKSUM else None
-                context = RequestContext((), said, bool(flags & RECORD_SET), timeout_ms)
-            else:
-                context = NO_CONTEXT
-            return WriteRecords(stream, (frame[payload_at:],), context)
-    return _decode_any_write(frame, flags)
-
-
-def _decode_any_write(frame: memoryview, flags: int) -> WriteRecords:
     reader, stream, context = taken_apart(frame, flags)
     stamp: ProducerStamp | None = None
     position: int | DLSN | None = None

@@ -20,15 +20,16 @@ Cells are plain numbers, written by the proxy's loop and read by any thread that
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.catalog import MetricInfo, metric
 from dlspark.core.metrics.cells import Cell, Count, Counts, Gauge, Timing, Timings
 from dlspark.core.metrics.registries import OnePerRegistry, Statistics, family_of, registry_of
-from dlspark.serving.bindings.service import Caller, ProxyService, Reply
+from dlspark.serving.bindings.service import Caller, ProxyService, Reply, RunReply, RunTaker
 from dlspark.serving.protocol.operations import (
     Answer,
     BulkReceipt,
@@ -330,12 +331,19 @@ class MeasuredService:
 
     Args:
         clock: returns seconds that never go back.
+        runs: takes writes that came together; None: nobody does.
     """
 
     def __init__(
-        self, service: ProxyService, scopes: ProxyScopes, traffic: StreamTraffic, clock: Callable[[], float]
+        self,
+        service: ProxyService,
+        scopes: ProxyScopes,
+        traffic: StreamTraffic,
+        clock: Callable[[], float],
+        runs: RunTaker | None = None,
     ) -> None:
         self._service = service
+        self._runs = runs
         self._scopes = scopes
         self._traffic = traffic
         self._clock = clock
@@ -376,17 +384,55 @@ class MeasuredService:
         def answered(answer: Answer) -> None:
             self._outstanding -= 1
             self._pending[bulk] -= 1
-            refusal = answer if isinstance(answer, Refusal) else None
-            self._count(root, refusal, "bulkWrite" if bulk else "write")
-            if refusal is not None and refusal.code is StatusCode.FOUND:
-                root.records_redirect.value += records
-            else:
-                stream = self._count_records(request, answer, records)
-                timing = stream.bulk_write if bulk else stream.write
-                timing.record(self._clock() - began, refusal is None)
+            self._note_written(request, answer, records, began)
             reply(answer)
 
         self._service.submit(request, caller, answered)
+
+    def submit_run(self, requests: Sequence[WriteRecords], caller: Caller, reply: RunReply) -> bool:
+        """See `RunTaker`: each of them is counted as one that came alone."""
+        if self._runs is None:
+            return False
+        began, root, records = self._clock(), self._scopes.root, len(requests)
+
+        def answered(first: int, outcome: Sequence[DLSN] | Refusal, count: int) -> None:
+            self._outstanding -= count
+            self._pending[False] -= count
+            if isinstance(outcome, Refusal):
+                for request in requests[first : first + count]:
+                    self._note_written(request, outcome, 1, began)
+            else:
+                self._note_stored(requests[first : first + count], began)
+            reply(first, outcome, count)
+
+        self._outstanding += records
+        self._pending[False] += records
+        if not self._runs.submit_run(requests, caller, answered):
+            self._outstanding -= records
+            self._pending[False] -= records
+            return False
+        root.records_received.value += records
+        return True
+
+    def _note_stored(self, requests: Sequence[WriteRecords], began: float) -> None:
+        count, stream = len(requests), requests[0].stream
+        self._count(self._scopes.root, None, "write", count)
+        measures = self._scopes.of(stream)
+        measures.records_success.value += count
+        self._traffic.add(stream, sum([len(request.payloads[0]) for request in requests]))
+        measures.write.record(self._clock() - began, True, count)
+
+    def _note_written(self, request: WriteRecords, answer: Answer, records: int, began: float) -> None:
+        """Count a write by what it was answered with."""
+        root, bulk = self._scopes.root, records != 1 or request.is_whole
+        refusal = answer if isinstance(answer, Refusal) else None
+        self._count(root, refusal, "bulkWrite" if bulk else "write")
+        if refusal is not None and refusal.code is StatusCode.FOUND:
+            root.records_redirect.value += records
+        else:
+            stream = self._count_records(request, answer, records)
+            timing = stream.bulk_write if bulk else stream.write
+            timing.record(self._clock() - began, refusal is None)
 
     def _count_records(self, request: WriteRecords, answer: Answer, records: int) -> StreamMeasures:
         """Count what became of the records; returns where their stream is counted."""
@@ -404,10 +450,10 @@ class MeasuredService:
         stream.records_failure.value += failed
         return stream
 
-    def _count(self, root: ProxyMeasures, refusal: Refusal | None, operation: str) -> None:
+    def _count(self, root: ProxyMeasures, refusal: Refusal | None, operation: str, answers: int = 1) -> None:
         code = refusal.code if refusal is not None else StatusCode.SUCCESS
-        root.status_codes.values[code.name] += 1
-        root.status_code_count.value += 1
+        root.status_codes.values[code.name] += answers
+        root.status_code_count.value += answers
         if code is StatusCode.FOUND:
             root.redirect.value += 1
         elif code in _DENIED:

@@ -22,7 +22,7 @@ from typing import Final
 
 from dlspark.core.metrics.registries import Statistics
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.serving.bindings.service import FramesLimits, GrpcLimits, ProxyService
+from dlspark.serving.bindings.service import FramesLimits, GrpcLimits
 from dlspark.serving.process.host import ServiceHost
 from dlspark.serving.process.membership import ProxyMember
 from dlspark.serving.process.peers import ProxyPeers, TierForwarder
@@ -191,8 +191,12 @@ class WriteProxy:
         if host.rights is not None:
             service.may_create = host.rights.may_create
         self._service = service
-        measured = self._measured(service, namespace) if host.has_page else service
+        measured: MeasuredService | WriteProxyService = service
+        if host.has_page:
+            measured = self._measured(service, namespace)
         member = await host.serve(measured, grpc_limits(self._configuration))
+        if host.rights is None:  # which looks at each request, and notes it
+            frames.runs = measured
         if member.region is not None:
             placement.use_region(member.region)
         follower = self._make_follower(service, member) if self._settings.follow_writers else None
@@ -264,7 +268,7 @@ class WriteProxy:
             for stream in self._service.streams_owned:
                 self._service.stream_settings_changed(stream)
 
-    def _measured(self, service: WriteProxyService, namespace: AsyncNamespace) -> ProxyService:
+    def _measured(self, service: WriteProxyService, namespace: AsyncNamespace) -> MeasuredService:
         """Return the service with its metrics before it, and what is sampled for them."""
         root, loop = self._scopes.root, asyncio.get_running_loop()
         stopped = namespace.services.features.feature(STOP_ACCEPT)
@@ -282,7 +286,7 @@ class WriteProxy:
         root.over_limit.values = service.limit_counts
         sampling = loop.create_task(self._sample(service))
         self.host.ending.push_async_callback(end_tasks, [sampling], drop_errors=True)
-        return MeasuredService(service, self._scopes, self._traffic, loop.time)
+        return MeasuredService(service, self._scopes, self._traffic, loop.time, service)
 
     async def _sample(self, service: WriteProxyService) -> None:
         loop = asyncio.get_running_loop()

@@ -21,12 +21,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, TypeAlias
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import ChecksumFailedError, OverCapacityError, ServiceUnavailableError, StreamUnavailableError
-from dlspark.serving.bindings.service import Caller, Reply
+from dlspark.serving.bindings.service import Caller, Reply, RunReply
 from dlspark.serving.process.peers import ProxyDirectory
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
@@ -48,6 +48,7 @@ from dlspark.serving.write_proxy.streams.execution import TakenRequest, payload_
 from dlspark.serving.write_proxy.streams.hand_over import Forwarder, hand_over, one_by_one, same_proxy
 from dlspark.serving.write_proxy.streams.limits import LimitValues, WriteLimiter
 from dlspark.serving.write_proxy.streams.model import StreamState
+from dlspark.serving.write_proxy.streams.runs import TakenRun
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
 from dlspark.serving.write_proxy.streams.stream_host import MayCreate
 from dlspark.serving.write_proxy.streams.table import RATE_LIMIT_DISABLED, StreamTable
@@ -94,6 +95,7 @@ class WriteProxyService:
         max_request_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
         self._table = table = StreamTable(namespace, settings, location, self._fatal, stream_settings)
         if directory is not None:
             table.host.announced = directory.announced
@@ -189,11 +191,11 @@ class WriteProxyService:
 
     def submit(self, request: Request, caller: Caller, reply: Reply) -> None:
         """Begin `request`: see `ProxyService.submit`."""
-        now = self._loop.time()
-        size = payload_bytes(request) if isinstance(request, WriteRecords) else 0
+        now = self._time()
+        size = payload_bytes(request) if type(request) is WriteRecords else 0
         taken = TakenRequest(request, caller, reply, size, now)
         try:
-            if isinstance(request, WriteRecords):
+            if type(request) is WriteRecords:
                 self._write(taken, request, now)
             elif isinstance(request, _ON_STREAMS) and not self._is_released(request):
                 self._on_stream(taken, request)
@@ -205,6 +207,27 @@ class WriteProxyService:
         except Exception as error:  # the boundary: a mistake here must leave neither the client nor the others waiting
             _LOG.exception("a %s could not be begun", type(request).__name__)
             taken.fail(error)
+
+    def submit_run(self, requests: Sequence[WriteRecords], caller: Caller, reply: RunReply) -> bool:
+        """Begin writes that came together: see `RunTaker.submit_run`."""
+        table, name = self._table, requests[0].stream
+        stream = table.get(name)
+        if stream is None or table.status is ProxyStatus.DOWN or self._limiter.active or stream.limiter.active:
+            return False  # each is looked at by itself
+        try:
+            for request in requests:
+                if request.context.checksum is not None:
+                    self._check_checksum(request)
+            run = TakenRun(requests, caller, reply, self._time())
+            if not stream.submit_run(run):
+                return False
+        except ChecksumFailedError:
+            return False  # that one is refused alone
+        table.recent.add(run.size, run.began_s, run.records)
+        if self.count_writer is not None:
+            for _ in requests:
+                self.count_writer(name, caller.region)
+        return True
 
     def caller_gone(self, caller: Caller) -> None:
         """Drop what this caller asked for, as far as it was not begun."""

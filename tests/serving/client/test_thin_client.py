@@ -100,6 +100,24 @@ async def test_records_that_are_sent_together_travel_together_and_each_gets_its_
     await client.close()
 
 
+@virtual_time
+async def test_a_record_whose_caller_waits_goes_at_once_where_nothing_is_under_way_and_others_collect_behind_it():
+    fleet = MemoryProxies(*THREE)
+    client = await opened(fleet)
+    producer = client.producer("x")
+    await producer.write(b"first")
+    before = client.counters.attempts
+    alone = asyncio.ensure_future(producer.write(b"alone"))
+    others = [asyncio.ensure_future(producer.write(payload)) for payload in numbered(20)]
+    for started in range(1, 3):
+        await asyncio.sleep(0)  # each of them has come as far as to its own wait
+        assert client.counters.attempts == before + started
+    await asyncio.gather(alone, *others)
+    assert written(fleet) == [b"first", b"alone", *numbered(20)]
+    assert [len(one.payloads) for one in fleet.requests if isinstance(one, WriteRecords)] == [1, 1, 20]
+    await client.close()
+
+
 def forget(fleet: MemoryProxies, stream: str = "x") -> None:
     """The segments go that said what the log's producers have written."""
     fleet.log(stream).producers = Producers()

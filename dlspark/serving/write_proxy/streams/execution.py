@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_record_set, record_set_count
@@ -60,6 +60,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.request_checks import check_record_sets
 from dlspark.serving.write_proxy.streams.limits import ClientProducers
+from dlspark.serving.write_proxy.streams.runs import TakenRun
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.foundation.errors import CallerError, OutcomeUnknownError
 from storage_node.protocol.frames import Buffer
@@ -84,20 +85,20 @@ class RequestsUnderWay:
         self.bytes = 0
         self.requests = 0
 
-    def take(self, size: int, limit: int) -> None:
-        """Count a request in. One is taken always, however large. Raises OverCapacityError."""
+    def take(self, size: int, limit: int, requests: int = 1) -> None:
+        """Count a request in, or several. One is taken always, however large. Raises OverCapacityError."""
         if self.requests and self.bytes + size > limit:
             raise OverCapacityError(
                 f"{self.bytes} bytes are under way in this proxy, the most is {limit}; the request was not taken",
                 advice="Send less at a time, or ask again later",
             )
         self.bytes += size
-        self.requests += 1
+        self.requests += requests
 
-    def give_back(self, size: int) -> None:
-        """Note that its request is answered."""
+    def give_back(self, size: int, requests: int) -> None:
+        """Note that they are answered."""
         self.bytes -= size
-        self.requests -= 1
+        self.requests -= requests
 
 
 OnEnd: TypeAlias = Callable[["TakenRequest"], None]
@@ -112,6 +113,9 @@ class TakenRequest:
     """
 
     __slots__ = ("_reply", "answered", "began_s", "caller", "on_end", "request", "sets", "size")
+
+    records: ClassVar = 1
+    """How many requests it stands for."""
 
     def __init__(self, request: Request, caller: Caller, reply: Reply, size: int, began_s: float) -> None:
         self.request = request
@@ -242,7 +246,7 @@ class Execution:
         self._held_back = False
         """Something is to be sent when an entry that is under way is answered."""
         # Records that came one by one and are not with the writer yet.
-        self._taken: list[TakenRequest] = []
+        self._taken: list[TakenRequest | TakenRun] = []
         self._payloads: list[Buffer] = []
         self._handlers = RequestHandlers[None]()
         self._handlers.add(WriteRecords, self._write)
@@ -260,20 +264,22 @@ class Execution:
             request = taken.request
             # One record that nothing is asked of but to be stored: what most clients send. Such ones are only put
             # together here, and cost the writer one call for all that came in this turn of the loop.
-            if (
-                type(request) is WriteRecords
-                and len(request.payloads) == 1
-                and request.transaction_ids is None
-                and not (request.is_whole or request.context.is_record_set)
-            ):
+            if type(request) is WriteRecords and request.is_plain:
                 self._taken.append(taken)
                 self._payloads.append(request.payloads[0])
-                self._send_soon()
+                if not self._scheduled:
+                    self._send_soon()
             else:
                 self._write_taken()  # first: what one client sends is written in the order in which it came
                 self._handlers.call(taken)
         except Exception as error:
             self._fail(taken, error)
+
+    def begin_run(self, run: TakenRun) -> None:
+        """Begin writes that came together behind all that were begun before."""
+        self._taken.append(run)
+        self._payloads += run.payloads
+        self._send_soon()
 
     # ------------------------------------------------------------------ records
 
@@ -282,26 +288,37 @@ class Execution:
         taken, payloads = self._taken, self._payloads
         if taken:
             self._taken, self._payloads = [], []
-            write_run(self.writer, None, payloads, partial(self._written, taken, self._begun()), bulk=False)
+            ended = partial(self._written, taken, self._begun(), len(payloads))
+            write_run(self.writer, None, payloads, ended, bulk=False)
 
     def _written(
         self,
-        taken: Sequence[TakenRequest],
+        taken: Sequence[TakenRequest | TakenRun],
         round_: _SendRound,
+        records: int,
         first: int,
         count: int,
         outcome: Appended | BaseException,
     ) -> None:
+        after = first + count
         # With the last record's outcome the round is over: entries have theirs in the order of their records.
-        if first + count == len(taken):
+        if after == records:
             self._ended(round_)
-        theirs = taken[first : first + count]
-        if isinstance(outcome, Appended):
-            for one, position in zip(theirs, _positions(outcome, count), strict=True):
-                one.answer(WriteReceipt(position, 1))
-        else:
-            for one in theirs:
-                self._fail(one, outcome)
+        positions = _positions(outcome, count) if isinstance(outcome, Appended) else []
+        end = 0
+        for one in taken:
+            begin, end = end, end + one.records
+            if end <= first:
+                continue
+            low, high = max(begin, first), min(end, after)  # a run may lie in several entries
+            if not isinstance(outcome, Appended):
+                self._fail(one, outcome, low - begin, high - low)
+            elif isinstance(one, TakenRun):
+                one.ended(low - begin, positions[low - first : high - first], high - low)
+            else:
+                one.answer(WriteReceipt(positions[low - first], 1))
+            if end >= after:
+                return
 
     def _write(self, taken: TakenRequest, request: WriteRecords) -> None:
         # Ids that the client has not given come with a record's position: a request that is refused moves none (I4).
@@ -320,7 +337,7 @@ class Execution:
         elif request.context.is_record_set:
             self._write_sets(taken, payloads, ids)
         elif len(payloads) == 1:
-            write_run(self.writer, ids, payloads, partial(self._written, [taken], self._begun()), bulk=True)
+            write_run(self.writer, ids, payloads, partial(self._written, [taken], self._begun(), 1), bulk=True)
         else:
             bulk = _Bulk(taken, len(payloads), self._failures)
             write_run(self.writer, ids, payloads, partial(self._bulk_written, bulk, self._begun()), bulk=True)
@@ -440,10 +457,13 @@ class Execution:
 
         future.add_done_callback(ended)
 
-    def _fail(self, taken: TakenRequest, error: BaseException) -> None:
+    def _fail(self, taken: TakenRequest | TakenRun, error: BaseException, first: int = 0, count: int = 1) -> None:
         # First the stream: a client that asks again in the answer's callback finds it in its new state.
         self._failures.request_failed(error)
-        taken.fail(error)
+        if isinstance(taken, TakenRun):
+            taken.ended(first, refusal_of(error), count)
+        else:
+            taken.fail(error)
 
     # ------------------------------------------------------------------ sending
 

@@ -232,11 +232,11 @@ class AcquireLimit:
         self._since_s = now_s
         self._count = self._size = 0
 
-    def add(self, size: int, now_s: float) -> None:
-        """Note a write of `size` bytes."""
+    def add(self, size: int, now_s: float, writes: int = 1) -> None:
+        """Note a write of `size` bytes, or several of so many together."""
         if now_s - self._since_s >= _COUNTED_S:
             self._note(now_s)
-        self._count += 1
+        self._count += writes
         self._size += size
 
     def _note(self, now_s: float) -> None:

@@ -28,12 +28,10 @@ from dlspark.errors import OperationNotServedError, OverCapacityError, StreamUna
 from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
-    Applied,
     DeleteStream,
     Done,
     Refusal,
     ReleaseStream,
-    StatusCode,
     TruncateStream,
     WriteRecords,
 )
@@ -58,7 +56,9 @@ from dlspark.serving.write_proxy.streams.model import (
     failure_scope_of,
     step,
 )
+from dlspark.serving.write_proxy.streams.runs import TakenRun
 from dlspark.serving.write_proxy.streams.stream_host import (
+    END_IN_DOUBT,
     MayCreate,
     StreamHost,
     check_permitted,
@@ -69,13 +69,9 @@ from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.owner_names import gives_way
 from metadata.distributedlog.permissions import ALLOW_ALL, Permissions, RequestDeniedError
 from metadata.foundation.errors import DistributedLogError
-from metadata.foundation.settings import Value
 
 _LOG: Final = logging.getLogger(__name__)
 
-ENTRY_BYTES: Final = 512 * 1024
-"""The bytes that a stream's writer collects before it sends without being asked: the proxy asks at the end of each turn
-of its loop. Only where `writerOutputBufferSize` is not set."""
 MAX_TRUNCATIONS: Final = 16
 """Truncations of one stream that are under way."""
 STAY_S: Final = 1
@@ -112,8 +108,10 @@ class ProxyStream:
         self.permissions: Permissions = ALLOW_ALL
         self.moving = False
         """True while it is handed over."""
-        self.under_way: dict[TakenRequest, None] = {}
-        """Every request that is not answered, in the order in which they came."""
+        self.under_way: dict[TakenRequest | TakenRun, None] = {}
+        """Every request that is not answered, in the order in which they came; those that came together as one."""
+        self.requests = 0
+        """How many these are."""
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._lock_timeout_s = lock_timeout_s
@@ -149,28 +147,52 @@ class ProxyStream:
 
     def submit(self, taken: TakenRequest) -> None:
         """Begin a request, or let it wait. Raises OverCapacityError where too many are under way."""
-        settings = self._host.settings
-        if len(self.under_way) >= settings.max_stream_requests:
+        host = self._host
+        settings = host.settings
+        if self.requests >= settings.max_stream_requests:
             raise OverCapacityError(
-                f"{len(self.under_way)} requests on this stream are under way; the request was not taken",
+                f"{self.requests} requests on this stream are under way; the request was not taken",
                 log=self.name,
                 advice="Wait for earlier answers",
             )
-        self._host.traffic.take(taken.size, settings.max_bytes_under_way)
+        host.traffic.take(taken.size, settings.max_bytes_under_way)
         self.under_way[taken] = None
+        self.requests += 1
         taken.on_end = self._ended
         # Behind those that wait, also when the log is open by now: a caller's requests are begun in their order.
         if self._on_request is OnRequest.RUN and self._opening is None and not self._waiting:
             self._begin(taken)
         elif self._on_request is not OnRequest.REFUSE:
             self._waiting.append(taken)
-            self._host.waited.add(self)
+            host.waited.add(self)
             if self.state is StreamState.UNINITIALIZED:
                 self.start()
         else:
             taken.answer(self._refusal)
         if settings.service_timeout_ms > 0 and self._watch is None:
             self._watch_oldest()
+
+    def submit_run(self, run: TakenRun) -> bool:
+        """Begin writes that came together; False where any of them would wait, or be refused: nothing was done."""
+        host, execution = self._host, self._execution
+        settings, traffic = host.settings, host.traffic
+        if (
+            execution is None
+            or self._on_request is not OnRequest.RUN
+            or self.waits
+            or self.permissions is not ALLOW_ALL
+            or self.requests + run.records > settings.max_stream_requests
+            or traffic.bytes + run.size > settings.max_bytes_under_way
+        ):
+            return False
+        traffic.take(run.size, settings.max_bytes_under_way, run.records)
+        self.under_way[run] = None
+        self.requests += run.records
+        run.on_end = self._ended
+        execution.begin_run(run)
+        if settings.service_timeout_ms > 0 and self._watch is None:
+            self._watch_oldest()
+        return True
 
     def start(self) -> None:
         """Begin to open the log, where that has not begun."""
@@ -234,7 +256,7 @@ class ProxyStream:
             if self.permissions is not ALLOW_ALL:
                 check_permitted(self.permissions, request, self.name)
             if execution is not None and type(request) is WriteRecords:
-                if taken.sets is None and not opens_at_once(request):
+                if request.context.is_record_set and taken.sets is None and not opens_at_once(request):
                     self._open_sets(taken, request)
                 else:
                     execution.begin(taken)
@@ -298,9 +320,10 @@ class ProxyStream:
         for taken in waiting:
             taken.answer(self._refusal)
 
-    def _ended(self, taken: TakenRequest) -> None:
+    def _ended(self, taken: TakenRequest | TakenRun) -> None:
         del self.under_way[taken]
-        self._host.traffic.give_back(taken.size)
+        self.requests -= taken.records
+        self._host.traffic.give_back(taken.size, taken.records)
 
     def request_failed(self, error: BaseException) -> None:
         """Note that a request has ended with `error`: see `model.failure_scope_of`."""
@@ -443,7 +466,9 @@ class ProxyStream:
 
     async def _open_log_as(self, lock_timeout_s: int, *, create_missing: bool) -> None:
         host = self._host
-        log = await host.namespace.open_log(self.name, self._overrides(lock_timeout_s, create_missing=create_missing))
+        log = await host.namespace.open_log(
+            self.name, host.log_overrides(lock_timeout_s, create_missing=create_missing)
+        )
         try:
             await self.refresh_permissions()
             writer = await log.open_writer(host.location, producers=True, gaps_allowed=host.settings.gaps_allowed)
@@ -454,16 +479,6 @@ class ProxyStream:
         writer.on_failed = self._writer_failed
         settings = host.settings
         self._execution = Execution(writer, self, settings.entries_under_way, settings.producers_per_client)
-
-    def _overrides(self, lock_timeout_s: int, *, create_missing: bool) -> dict[str, Value]:
-        """Return the settings of a log that a proxy writes, where they differ from the namespace's."""
-        settings = self._host.namespace.settings
-        overrides: dict[str, Value] = {"lockTimeoutSeconds": lock_timeout_s}
-        if "output_buffer_bytes" not in settings.given:
-            overrides["writerOutputBufferSize"] = ENTRY_BYTES
-        if not create_missing:
-            overrides["createStreamIfNotExists"] = False
-        return overrides
 
     # ------------------------------------------------------------------ ending
 
@@ -520,7 +535,7 @@ class ProxyStream:
             else:
                 taken.answer(Done())
 
-        limit = self._loop.call_later(self._host.settings.writer_close_timeout_ms / 1000, taken.answer, _IN_DOUBT)
+        limit = self._loop.call_later(self._host.settings.writer_close_timeout_ms / 1000, taken.answer, END_IN_DOUBT)
         self.ended.add_done_callback(ended)
         gone = StreamUnavailableError("the stream was given up here", log=self.name, advice="Ask any proxy")
         self.give_up(refusal_of(gone), afterwards=afterwards)
@@ -579,14 +594,3 @@ class ProxyStream:
 
     def _log_end(self, what: str, error: BaseException) -> None:
         _LOG.warning("stream %s: %s: %s", self.name, what, error, extra=about(log=self.name))
-
-
-# ---------------------------------------------------------------------- refusals
-
-
-_IN_DOUBT: Final = Refusal(
-    StatusCode.FLUSH_TIMEOUT,
-    "the stream is being given up; that takes longer than this request may, and goes on",
-    applied=Applied.UNKNOWN,
-    advice="Ask for it again: the answer comes once it is done",
-)

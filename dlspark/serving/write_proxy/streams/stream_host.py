@@ -29,14 +29,17 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.bindings.service import Caller
 from dlspark.serving.process.fair_turns import FairTurns
 from dlspark.serving.protocol.operations import (
+    Applied,
     BeginEpoch,
     CreateStream,
     DeleteStream,
     Heartbeat,
     MoveStream,
+    Refusal,
     ReleaseStream,
     Request,
     SetFencingToken,
+    StatusCode,
     TakeStream,
     TruncateStream,
     WriteRecords,
@@ -47,10 +50,20 @@ from dlspark.serving.write_proxy.streams.execution import RequestsUnderWay
 from dlspark.serving.write_proxy.streams.model import FOUND_KEPT_SHARE, OTHERS_KEPT_S
 from metadata.distributedlog.permissions import ALLOW_ALL, Action, Permissions, RequestDeniedError
 from metadata.foundation.plurals import counted
+from metadata.foundation.settings import Value
 from storage_node.transport.turns import Turns
 
 _LOG: Final = logging.getLogger(__name__)
 
+ENTRY_BYTES: Final = 512 * 1024
+"""The bytes that a stream's writer collects before it sends without being asked: the proxy asks at the end of each turn
+of its loop. Only where `writerOutputBufferSize` is not set."""
+END_IN_DOUBT: Final = Refusal(
+    StatusCode.FLUSH_TIMEOUT,
+    "the stream is being given up; that takes longer than this request may, and goes on",
+    applied=Applied.UNKNOWN,
+    advice="Ask for it again: the answer comes once it is done",
+)
 FOUND_LOG_S: Final = 1.0
 """The interval, at least, at which it is logged that streams were asked for which other proxies own. When one has died,
 clients ask the others for all of its streams, several times a second, until its session has ended."""
@@ -130,6 +143,15 @@ class StreamHost:
             more = f"; {counted(self.found - 1, 'other')} before it" if self.found > 1 else ""
             _LOG.info("stream %s is owned by %s%s", stream, owner, more, extra=about(log=stream))
             self.found, self.found_logged_s = 0, now_s
+
+    def log_overrides(self, lock_timeout_s: int, *, create_missing: bool) -> dict[str, Value]:
+        """Return the settings of a log that a proxy writes, where they differ from the namespace's."""
+        overrides: dict[str, Value] = {"lockTimeoutSeconds": lock_timeout_s}
+        if "output_buffer_bytes" not in self.namespace.settings.given:
+            overrides["writerOutputBufferSize"] = ENTRY_BYTES
+        if not create_missing:
+            overrides["createStreamIfNotExists"] = False
+        return overrides
 
     @property
     def found_kept_s(self) -> float:
