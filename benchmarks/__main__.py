@@ -23,6 +23,7 @@ from benchmarks.kafka_systems import KafkaLogs
 from benchmarks.logs import LogBenchmark
 from benchmarks.machine import header
 from benchmarks.object_server import object_server, server_program
+from benchmarks.pipes import PipeBenchmark
 from benchmarks.regions import RegionBenchmark
 from benchmarks.results import Row, as_json, compare, table
 from benchmarks.security import Grounds, SecurityBenchmark
@@ -84,7 +85,7 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
     if "storage" in sections:
         benchmarks.append(StorageBenchmark(cluster, directory))
     if "logs" in sections:
-        benchmarks.append(LogBenchmark(cluster))
+        benchmarks += [LogBenchmark(cluster), PipeBenchmark(cluster, directory)]
     if "serving" in sections:
         benchmarks += [ServingBenchmark(cluster, directory, stack), ScaleBenchmark(cluster, directory)]
         benchmarks.append(TakeOverBenchmark(directory, stack))
