@@ -539,10 +539,12 @@ def _count_before(rows: pa.RecordBatch, end: DLSN) -> int:
     """Return how many of these records, which are in order and of one segment, lie before `end`."""
     import numpy as np
 
+    from dlspark.core.codec.arrow_arrays import numbers_of
+
     lssn = rows.column("segment")[0].as_py()
     if lssn != end.lssn:
         return len(rows) if lssn < end.lssn else 0
-    entry, slot = (rows.column(name).to_numpy() for name in ("entry", "slot"))
+    entry, slot = (numbers_of(rows.column(name)) for name in ("entry", "slot"))
     return int(np.count_nonzero((entry < end.entry_id) | ((entry == end.entry_id) & (slot < end.slot_id))))
 
 

@@ -264,7 +264,7 @@ def bounds_of(payloads: pa.BinaryArray) -> npt.NDArray[np.int32]:
     """Return where in the array's bytes each payload begins, and the last one ends."""
     import numpy as np
 
-    # Not `to_numpy`, nor `pyarrow.array` below: they import pandas, where that is installed, for half a second.
+    # Not `to_numpy`, which imports pandas as `pyarrow.array` does.
     offsets = np.frombuffer(payloads.buffers()[1], np.int32)
     return offsets[payloads.offset : payloads.offset + len(payloads) + 1]
 
@@ -276,13 +276,9 @@ def payload_bytes(payloads: pa.BinaryArray) -> int:
 
 
 def _several(payloads: list[bytes]) -> pa.BinaryArray:
-    import numpy as np
-    import pyarrow as pa
+    from dlspark.core.codec.arrow_arrays import binary_array
 
-    bounds = np.zeros(len(payloads) + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, payloads), np.int32, len(payloads)), out=bounds[1:])
-    data = pa.py_buffer(b"".join(payloads))
-    return pa.BinaryArray.from_buffers(pa.binary(), len(payloads), [None, pa.py_buffer(bounds), data])
+    return binary_array(payloads)
 
 
 def _ids(txids: list[int]) -> npt.NDArray[np.int64]:

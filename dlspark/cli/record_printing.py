@@ -85,37 +85,36 @@ class RecordPrinter:
             texts = _hex(values)
         else:
             odd = _odd(values, _PLAIN)
-            texts = _replaced(values, odd, [payload_as_text(one).encode() for one in values.take(odd).to_pylist()])
-        place = pc.ascii_rpad(_dlsns(rows), _DLSN_WIDTH).cast(pa.binary())
+            texts = _replaced(values, odd, [payload_as_text(one).encode() for one in _some(values, odd)])
+        place = pc.ascii_rpad(_dlsns(rows).cast(pa.string()), _DLSN_WIDTH).cast(pa.binary())
         txid = pc.ascii_lpad(rows.column("transaction_id").cast(pa.string()), _TXID_WIDTH).cast(pa.binary())
         return _joined(place, b" ", txid, b"  ", texts, b"\n")
 
     def _json(self, rows: pa.RecordBatch, *, as_hex: bool, payload: bool) -> pa.BinaryArray:
-        import pyarrow as pa
-
         def field(one: bytes) -> bytes:
             return json.dumps(payload_as_json(one), ensure_ascii=not self._utf8)[1:-1].encode()
 
         values = rows.column("value")
-        txid, sequence_id = (rows.column(name).cast(pa.string()).cast(pa.binary()) for name in _NUMBERS)
-        parts: list[_Part] = [b'{"dlsn": "', _dlsns(rows).cast(pa.binary()), b'", "transaction_id": ', txid]
+        txid, sequence_id = (_decimal(rows.column(name)) for name in _NUMBERS)
+        parts: list[_Part] = [b'{"dlsn": "', _dlsns(rows), b'", "transaction_id": ', txid]
         parts += [b', "sequence_id": ', sequence_id]
         if payload and as_hex:
             parts += [b', "value_hex": "', _hex(values), b'"']
         elif payload:
             odd = _odd(values, _PLAIN_JSON)
-            fields = [field(one) for one in values.take(odd).to_pylist()]
+            fields = [field(one) for one in _some(values, odd)]
             parts += [b", ", _replaced(_joined(b'"value": "', values, b'"'), odd, fields)]
         return _joined(*parts, b"}\n")
 
 
 def _joined(*parts: _Part) -> pa.BinaryArray:
     """Return the parts of each row, one behind the other; bytes are a part of every row."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    columns = [pa.scalar(one, pa.binary()) if isinstance(one, bytes) else one for one in parts]
-    return pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.binary()))
+    from dlspark.core.codec.arrow_arrays import binary_array
+
+    columns = [binary_array([one])[0] if isinstance(one, bytes) else one for one in (*parts, b"")]
+    return pc.binary_join_element_wise(*columns)
 
 
 def _bytes_and_bounds(values: pa.BinaryArray) -> tuple[memoryview, npt.NDArray[np.int32]]:
@@ -136,11 +135,15 @@ def _of(data: bytes | npt.NDArray[np.uint8], bounds: npt.NDArray[np.int32]) -> p
     return pa.BinaryArray.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
 
 
-def _dlsns(rows: pa.RecordBatch) -> pa.StringArray:
-    import pyarrow as pa
-    import pyarrow.compute as pc
+def _dlsns(rows: pa.RecordBatch) -> pa.BinaryArray:
+    segment, entry, slot = (_decimal(rows.column(one)) for one in _PLACE)
+    return _joined(segment, b":", entry, b":", slot)
 
-    return pc.binary_join_element_wise(*(rows.column(one).cast(pa.string()) for one in _PLACE), ":")
+
+def _decimal(numbers: pa.Array) -> pa.BinaryArray:
+    import pyarrow as pa
+
+    return numbers.cast(pa.string()).cast(pa.binary())
 
 
 def _lengths(values: pa.BinaryArray) -> pa.BinaryArray:
@@ -161,10 +164,11 @@ def _hex(values: pa.BinaryArray) -> pa.BinaryArray:
 def _sizes(values: pa.BinaryArray) -> pa.BinaryArray:
     """Return how long each payload is, for people."""
     import numpy as np
-    import pyarrow as pa
+
+    from dlspark.core.codec.arrow_arrays import binary_array, int64_array
 
     sizes, which = np.unique(np.diff(_bytes_and_bounds(values)[1]), return_inverse=True)
-    return pa.array([counted(int(size), "byte").encode() for size in sizes], pa.binary()).take(pa.array(which))
+    return binary_array([counted(int(size), "byte").encode() for size in sizes]).take(int64_array(which))
 
 
 def _odd(values: pa.BinaryArray, plain: bytes) -> npt.NDArray[np.int64]:
@@ -178,14 +182,22 @@ def _odd(values: pa.BinaryArray, plain: bytes) -> npt.NDArray[np.int64]:
     return np.unique(np.searchsorted(bounds, at, side="right") - 1)
 
 
+def _some(values: pa.BinaryArray, rows: npt.NDArray[np.int64]) -> list[bytes]:
+    from dlspark.core.codec.arrow_arrays import int64_array
+
+    found: list[bytes] = values.take(int64_array(rows)).to_pylist()
+    return found
+
+
 def _replaced(values: pa.BinaryArray, rows: npt.NDArray[np.int64], by: list[bytes]) -> pa.BinaryArray:
     """Return the array with other values in some rows."""
     import numpy as np
-    import pyarrow as pa
     import pyarrow.compute as pc
+
+    from dlspark.core.codec.arrow_arrays import binary_array, bool_array
 
     if not by:
         return values
     mask = np.zeros(len(values), bool)
     mask[rows] = True
-    return pc.replace_with_mask(values, pa.array(mask), pa.array(by, pa.binary()))
+    return pc.replace_with_mask(values, bool_array(mask), binary_array(by))
