@@ -28,6 +28,7 @@ from benchmarks.kafka_systems import KafkaLogs
 from benchmarks.logs import LogBenchmark
 from benchmarks.machine import header
 from benchmarks.object_server import object_server, server_program
+from benchmarks.pipes import PipeBenchmark
 from benchmarks.regions import RegionBenchmark
 from benchmarks.results import Row, as_json, compare, cost_table, table
 from benchmarks.revisions import Revision, RevisionError, common_sections, other_revision, take_turns, this_tree
@@ -133,7 +134,7 @@ def _benchmarks(sections: Sequence[str], directory: Path, stack: ExitStack) -> l
     if "storage" in sections:
         benchmarks.append(StorageBenchmark(cluster, directory))
     if "logs" in sections:
-        benchmarks.append(LogBenchmark(cluster))
+        benchmarks += [LogBenchmark(cluster), PipeBenchmark(cluster, directory)]
     if "serving" in sections:
         benchmarks += [ServingBenchmark(cluster, directory, stack), ScaleBenchmark(cluster, directory)]
         benchmarks.append(TakeOverBenchmark(directory, stack))

@@ -17,6 +17,7 @@ import errno
 import os
 import select
 import signal
+import stat
 import sys
 import termios
 from collections.abc import Callable
@@ -44,6 +45,8 @@ class InputBlocks:
         """The first signal that asked to end."""
         self.at_once: Callable[[], None] | None = None
         """Called when a second signal has come, before the process ends: in the midst of anything."""
+        self.read_bytes = 0
+        """How much was read so far."""
         self._fd = fd
         self._reading = False
         self._ended = False
@@ -114,6 +117,18 @@ class InputBlocks:
         """True once a signal asked to end."""
         return self.signal is not None
 
+    @property
+    def is_terminal(self) -> bool:
+        """True where the input is typed."""
+        return os.isatty(self._fd)
+
+    def left_bytes(self) -> int | None:
+        """Return how much of a file has not been read yet; None for what has no length."""
+        found = os.fstat(self._fd)
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        return max(found.st_size - os.lseek(self._fd, 0, os.SEEK_CUR), 0)
+
     def read(self, idle_s: float | None) -> bytes | None:
         """Return the next bytes, at most a block; empty at the end. None: nothing came for `idle_s` seconds.
 
@@ -162,7 +177,9 @@ class InputBlocks:
     def _available(self) -> bytes | None:
         """Return what can be read now; None for nothing, where another process made the input not wait."""
         try:
-            return os.read(self._fd, BLOCK_BYTES)
+            data = os.read(self._fd, BLOCK_BYTES)
+            self.read_bytes += len(data)
+            return data
         except BlockingIOError:
             return None
         except OSError as error:

@@ -12,11 +12,12 @@ where the last one is. What is said there is on the disks of an ack quorum.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
 from collections import deque
-from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Final
+from contextlib import closing, contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
@@ -32,9 +33,11 @@ from dlspark.cli.common import (
     open_sync,
     settings_of,
 )
+from dlspark.cli.copy_progress import ERASED, CopyProgress, is_watched
 from dlspark.cli.input_blocks import SIGNALLED, InputBlocks
 from dlspark.cli.positions import parse_start
-from dlspark.cli.record_forms import RecordInput, RecordOutput, RecordPrinter, Splitter, Taken, splitter_of
+from dlspark.cli.record_forms import RecordInput, RecordOutput, Splitter, Taken, payload_bytes, splitter_of
+from dlspark.cli.record_printing import RecordPrinter
 from dlspark.cli.row_output import Wanted, print_rows
 from dlspark.core.codec.dlsn import DLSN
 from metadata.foundation.errors import CallerError, DistributedLogError, NotAppliedError
@@ -48,18 +51,20 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from dlspark.core.codec.records import Records
     from dlspark.core.sync.log import Log
     from dlspark.core.sync.readers import LogReader
     from dlspark.core.sync.writer import LogWriter, PendingWrite
     from dlspark.core.writing.acknowledgements import WrittenEntry
 
-_BLOCK_BYTES: Final = 240 << 10
-"""Payload bytes at which a block is sent: an entry's worth."""
-_MAX_PENDING: Final = 64
+_BLOCK_BYTES: Final = 1 << 20
+"""Bytes at which a block is sent, as its records will lie in entries: four of them, and the last one may be small."""
+_BLOCK_RECORDS: Final = 50_000
+"""No block has more: empty lines by the million come in one read."""
+_RECORD_BYTES: Final = 20
+"""What a record takes in an entry besides its payload."""
+_MAX_PENDING: Final = 16
 """Blocks that may wait for their acknowledgement."""
 _SAID_EVERY_S: Final = 1.0
-_READ_RECORDS: Final = 1_000
 _EARLIEST: Final = "earliest"
 
 DelimiterOption = Annotated[
@@ -81,8 +86,12 @@ def write(
         int, typer.Option("--flush-after", metavar="MS", min=0, help="Milliseconds after which what was read is sent.")
     ] = 100,
     progress: Annotated[
-        bool, typer.Option("--progress", help="Say on standard error, while writing, how many records are in the log.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--progress/--no-progress",
+            help="Say on standard error, while writing, how many records are in the log; on a terminal if not said.",
+        ),
+    ] = None,
     uri: UriOption = None,
     conf: ConfOption = None,
     values: SetOption = None,
@@ -92,8 +101,10 @@ def write(
     The time is the transaction id. What was read is written whatever ends the input, and how much that is, is said.
     """
     splitter = splitter_of(form, delimiter, keep_txids=keep_txids)
-    done = _Done(progress)
     with InputBlocks.standard() as source:
+        # Who types the records sees them, and not a line between them.
+        shows_line = progress is not False and is_watched() and not source.is_terminal
+        done = _Done(bool(progress) and not shows_line)
         source.at_once = done.say_at_once
         try:
             with (
@@ -101,6 +112,8 @@ def write(
                 namespace.open_log(name) as log,
                 log.open_writer() as writer,
             ):
+                if shows_line:
+                    done.line = CopyProgress(name, source.left_bytes())
                 refusal = _Appending(writer, done, flush_after / 1000).run(source, splitter)
                 done.say(_left(splitter) if source.signal is not None and refusal is None else "")
         except DistributedLogError as error:
@@ -123,6 +136,17 @@ def _left(splitter: Splitter) -> str:
     return f"; {counted(left, 'byte')} of an unfinished {splitter.unit} were not written" if left else ""
 
 
+class _Sent(NamedTuple):
+    """A block that was given to the writer."""
+
+    records: int
+    written: PendingWrite[tuple[WrittenEntry, ...]]
+    size: int = 0
+    """Bytes of its payloads."""
+    read_bytes: int = 0
+    """How much of the input had been read by then."""
+
+
 class _Done:
     """How many records are in the log for certain, and how is that said?"""
 
@@ -131,7 +155,9 @@ class _Done:
         self.last: DLSN | None = None
         self.sent = 0
         """Records that were given to the writer."""
-        self.pending: deque[tuple[int, PendingWrite[tuple[WrittenEntry, ...]]]] = deque()
+        self.sent_bytes = 0
+        """Bytes of their payloads."""
+        self.pending: deque[_Sent] = deque()
         """The blocks of them that wait for their acknowledgement."""
         self._unbroken = True
         """Whether each block up to now was acknowledged, or may yet turn out to be stored."""
@@ -140,20 +166,24 @@ class _Done:
         in the log."""
         self.said = False
         """True once the end was said."""
+        self.line: CopyProgress | None = None
+        """Says it on a terminal, in place of the lines of `progress`."""
+        self._bytes = self._read_bytes = 0
         self._progress = progress
         self._said_records = -1
         self._said_at = 0.0
 
-    def add(self, records: int, last: DLSN | None) -> None:
-        """Count so many more records that are on disks, the last of them there."""
+    def add(self, records: int, size: int, last: DLSN | None) -> None:
+        """Count so many more records and bytes that are on disks, the last of them there."""
         self.records += records
+        self._bytes += size
         self.last = last if last is not None else self.last
         self._report(time.monotonic() - self._said_at > _SAID_EVERY_S)
 
     def settle(self, most: int) -> None:
         """Count what is acknowledged, until at most so many blocks wait. Raises the error of one that is not."""
         while self.pending and (self.pending[0][1].done() or len(self.pending) > most):
-            records, written = self.pending[0]
+            records, written, size, read_bytes = self.pending[0]
             try:
                 end = written.result()[-1]
             except DistributedLogError:
@@ -167,15 +197,22 @@ class _Done:
             # is that one "the next" to write again then, nor are they among the first so many that are in the log.
             self._refused = 0
             if self._unbroken and end.dlsn != DLSN.INVALID:  # else it was taken, and is not stored yet: see `stored`
-                self.add(records, end.dlsn._replace(slot_id=end.dlsn.slot_id + end.record_count - 1))
+                self._read_bytes = read_bytes
+                self.add(records, size, end.dlsn._replace(slot_id=end.dlsn.slot_id + end.record_count - 1))
             # Only now: the handler of a signal, which may run at any of these lines, takes no block for the last one
             # while others wait.
             self.pending.popleft()
 
+    def take(self, block: _Sent) -> None:
+        """Count a block as given to the writer."""
+        self.pending.append(block)
+        self.sent += block.records
+        self.sent_bytes += block.size
+
     def stored(self) -> None:
         """Count everything that was sent, all blocks of which have their outcome, as a commit has stored it too."""
         if self._unbroken and self.records != self.sent:
-            self.add(self.sent - self.records, None)
+            self.add(self.sent - self.records, self.sent_bytes - self._bytes, None)
 
     def _refused_behind(self, records: int, written: PendingWrite[tuple[WrittenEntry, ...]]) -> int:
         """Return how many records nothing was sent of, at the unbroken end, with one block more."""
@@ -186,15 +223,19 @@ class _Done:
         self._report(True)
 
     def _report(self, due: bool) -> None:
-        if self._progress and due and self.records != self._said_records:
+        if self.line is not None:
+            self.line.show(self.records, self._bytes, self._read_bytes, at_once=due)
+        elif self._progress and due and self.records != self._said_records:
             self._said_records, self._said_at = self.records, time.monotonic()
             self._echo(self._text())
 
     def say(self, more: str = "") -> None:
         """Say how it ended. Called when the writer has ended, and each block has its outcome."""
         self.said = True
-        for records, written in self.pending:
-            self._refused = self._refused_behind(records, written)
+        if self.line is not None:
+            self.line.close()
+        for block in self.pending:
+            self._refused = self._refused_behind(block.records, block.written)
         self._echo(self._text() + self._doubt(self._refused) + more)
 
     def say_at_once(self) -> None:
@@ -202,7 +243,8 @@ class _Done:
         if not self.said:
             with suppress(OSError):
                 refused = 0 if self.pending else self._refused
-                os.write(2, f"{self._text()}{self._doubt(refused)}\n".encode())
+                erased = b"" if self.line is None else ERASED
+                os.write(2, erased + f"{self._text()}{self._doubt(refused)}\n".encode())
 
     def _doubt(self, refused: int) -> str:
         doubtful = self.sent - self.records - refused
@@ -246,8 +288,8 @@ class _Appending:
         self._writer = writer
         self._done = done
         self._flush_s = flush_s
-        self._payloads: list[bytes] = []
-        self._txids: list[int] = []
+        self._source: InputBlocks | None = None
+        self._parts: list[Taken] = []
         self._bytes = 0
         self._since = 0.0
         self._visible = True
@@ -257,6 +299,7 @@ class _Appending:
 
         Raises DistributedLogError where the log takes no more.
         """
+        self._source = source
         try:
             return self._run(source, splitter)
         except BaseException:
@@ -267,7 +310,7 @@ class _Appending:
     def _run(self, source: InputBlocks, splitter: Splitter) -> CallerError | None:
         refusal: CallerError | None = None
         try:
-            while (data := source.read(None if self._visible and not self._payloads else self._flush_s)) != b"":
+            while (data := source.read(None if self._visible and not self._parts else self._flush_s)) != b"":
                 if data is None:
                     self._show()
                 else:
@@ -286,12 +329,12 @@ class _Appending:
 
     def _take(self, taken: Taken) -> None:
         """Take records over. Raises CallerError where one cannot be taken; those before it are."""
-        if taken.payloads:
-            if not self._payloads:
+        count = len(taken.payloads)
+        if count:
+            if not self._parts:
                 self._since = time.monotonic()
-            self._payloads += taken.payloads
-            self._txids += taken.txids or ()
-            self._bytes += sum(map(len, taken.payloads))
+            self._parts.append(taken)
+            self._bytes += taken.payloads.nbytes + count * _RECORD_BYTES
             if self._bytes >= _BLOCK_BYTES or time.monotonic() - self._since >= self._flush_s:
                 self._send()
         if taken.refusal is not None:
@@ -299,20 +342,25 @@ class _Appending:
 
     def _send(self) -> None:
         """Give the writer what was read. Raises CallerError for ids that do not follow; those before them are sent."""
-        if not self._payloads:
+        if not self._parts:
             return
         import numpy as np
         import pyarrow as pa
 
-        payloads, txids, self._payloads, self._txids, self._bytes = self._payloads, self._txids, [], [], 0
-        if txids:
-            ids = np.array(txids, np.int64)
-        else:
-            # The clock may stand behind the log's last id, and ids never go back (I4).
-            ids = np.full(len(payloads), max(time.time_ns() // 1_000_000, self._writer.last_txid), np.int64)
-        # Before more is given to the writer: this bounds the memory of a copy that is faster than the disks.
-        self._done.settle(_MAX_PENDING)
-        self._write(ids, pa.array(payloads, pa.binary()))
+        parts, self._parts, self._bytes = self._parts, [], 0
+        payloads = pa.concat_arrays([one.payloads for one in parts])
+        given = [one.txids for one in parts if one.txids is not None]
+        txids = np.concatenate(given) if given else None
+        for first in range(0, len(payloads), _BLOCK_RECORDS):
+            block = payloads.slice(first, _BLOCK_RECORDS)
+            if txids is not None:
+                ids = txids[first : first + _BLOCK_RECORDS]
+            else:
+                # The clock may stand behind the log's last id, and ids never go back (I4).
+                ids = np.full(len(block), max(time.time_ns() // 1_000_000, self._writer.last_txid), np.int64)
+            # Before more is given to the writer: this bounds the memory of a copy that is faster than the disks.
+            self._done.settle(_MAX_PENDING)
+            self._write(ids, block)
 
     def _write(self, ids: npt.NDArray[np.int64], payloads: pa.Array) -> None:
         """Write one block, or parts of it: as much as the writer's limits let wait; only what is in order (I4)."""
@@ -342,8 +390,9 @@ class _Appending:
             ) from error
         else:
             self._visible = False
-            self._done.pending.append((len(ids), written))
-            self._done.sent += len(ids)
+            size = payload_bytes(payloads)
+            read_bytes = self._source.read_bytes if self._source is not None else 0
+            self._done.take(_Sent(len(ids), written, size, read_bytes))
 
     def _show(self) -> None:
         """Write everything that was read, wait until it is stored, and let readers see it."""
@@ -377,6 +426,10 @@ def read(
     limit: Annotated[int | None, typer.Option("--limit", "-l", help="Stop after this many records.", min=1)] = None,
     as_hex: Annotated[bool, typer.Option("--hex", "-x", help="Payloads in hexadecimal.")] = False,
     skip_payload: Annotated[bool, typer.Option("--skip-payload", help="Records without their payloads.")] = False,
+    progress: Annotated[
+        bool,
+        typer.Option("--progress/--no-progress", help="While a file is printed to: say how far it is, on a terminal."),
+    ] = True,
     columns: Annotated[
         str | None, typer.Option("--columns", help="Rows of the log's columns, these ones: a,b; also _log, _error.")
     ] = None,
@@ -415,12 +468,12 @@ def read(
     ):
         # Before the first record is read, so that records which come meanwhile are not followed for ever.
         end = None if follow else _end(log)
-        for records in _blocks(reader, follow=follow, limit=limit, end=end):
-            printer.print(records, as_hex=as_hex, payload=not skip_payload)
-            if follow:
-                sys.stdout.buffer.flush()
-                if not records:
-                    check_output()
+        batches = _batches(reader, follow=follow, limit=limit, end=end)
+        with _progress_of(name) if progress else nullcontext() as line:
+            for rows in _counted(batches, line):
+                printer.print(rows, as_hex=as_hex, payload=not skip_payload)
+                if follow:
+                    sys.stdout.buffer.flush()
     sys.stdout.buffer.flush()
     note = printer.note()
     if note is not None:
@@ -455,24 +508,67 @@ def _end(log: Log) -> DLSN | None:
         return None
 
 
-def _blocks(reader: LogReader, *, follow: bool, limit: int | None, end: DLSN | None) -> Iterator[Records]:
+def _batches(
+    reader: LogReader, *, follow: bool, limit: int | None, end: DLSN | None
+) -> Iterator[pa.RecordBatch | None]:
     """Yield everything up to `end`, or where that is not known to where nothing more is confirmed; with `follow` what
-    comes, too. A sealed log's end is an end like any other.
+    comes, too, and None where nothing does for a while. A sealed log's end is an end like any other.
     """
-    from dlspark.core.codec.records import Records
     from dlspark.errors import EndOfStreamError
 
     left = limit
     with suppress(EndOfStreamError):
         while left is None or left > 0:
-            most = _READ_RECORDS if left is None else min(left, _READ_RECORDS)
-            # A follower sees the records that there are, while more are being fetched.
-            records = (follow and reader.read_bulk(most, non_blocking=True)) or reader.read_bulk(1 if follow else most)
-            if not records and not follow:
-                return
+            rows = reader.batch_available(wait=True)
+            if rows is None:
+                if not follow:
+                    return
+                yield None
+                continue
             # The end was fixed before the first read: records at it or behind came later.
-            if end is not None and records[-1].dlsn >= end:
-                yield Records(one for one in records if one.dlsn < end)
+            before = len(rows) if end is None else _count_before(rows, end)
+            wanted = before if left is None else min(before, left)
+            if wanted:
+                yield rows.slice(0, wanted)
+            if before < len(rows):
                 return
-            left = None if left is None else left - len(records)
-            yield records
+            left = None if left is None else left - wanted
+
+
+def _count_before(rows: pa.RecordBatch, end: DLSN) -> int:
+    """Return how many of these records, which are in order and of one segment, lie before `end`."""
+    import numpy as np
+
+    from dlspark.core.codec.arrow_arrays import numbers_of
+
+    lssn = rows.column("segment")[0].as_py()
+    if lssn != end.lssn:
+        return len(rows) if lssn < end.lssn else 0
+    entry, slot = (numbers_of(rows.column(name)) for name in ("entry", "slot"))
+    return int(np.count_nonzero((entry < end.entry_id) | ((entry == end.entry_id) & (slot < end.slot_id))))
+
+
+def _counted(batches: Iterator[pa.RecordBatch | None], line: CopyProgress | None) -> Iterator[pa.RecordBatch]:
+    """Yield the batches, and say on a terminal how far they are; end where nothing reads the output any more."""
+    records = size = 0
+    for rows in batches:
+        if rows is None:
+            check_output()
+            continue
+        yield rows
+        records, size = records + len(rows), size + payload_bytes(rows.column("value"))
+        if line is not None:
+            line.show(records, size)
+    if line is not None:
+        line.show(records, size, at_once=True)
+
+
+@contextmanager
+def _progress_of(name: str) -> Iterator[CopyProgress | None]:
+    """Say on a terminal how far the printing to a file is; None for a pipe, whose reader may have the terminal for
+    itself, as `less`."""
+    if not is_watched() or sys.stdout.isatty() or stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
+        yield None
+        return
+    with closing(CopyProgress(name)) as line:
+        yield line

@@ -9,15 +9,14 @@ r"""How records stand in a pipe: `dlspark write` takes what `dlspark read` print
 `read` prints for people besides, one line a record (`table`). Nothing is added to a record, and nothing taken from it:
 a carriage return before the line feed is the record's.
 
-A `Splitter` cuts what was read into records, in blocks: nothing of it runs for each record where the form allows that.
-It says why a record cannot be taken (`Taken.refusal`), together with those before it, which can.
+A `Splitter` cuts what was read into records, in blocks, as columns: nothing of it runs for each record where the form
+allows that. It says why a record cannot be taken (`Taken.refusal`), together with those before it, which can.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import codecs
 import difflib
 import json
 import re
@@ -26,13 +25,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, Final
 
 from dlspark.cli.common import Json
 from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
     from dlspark.core.codec.records import LogRecord
 
 NEW_LINE: Final = "\\n"
@@ -41,10 +44,16 @@ MAX_PAYLOAD_BYTES: Final = 1_040_364
 """As in dlspark.core.codec.records, which is not imported for `--help`; a test holds them equal."""
 _MAX_JSON_LINE: Final = 8 * MAX_PAYLOAD_BYTES
 """A payload may take six bytes of JSON for each of its own."""
+_NO_TXID: Final = "has no transaction_id that a record may have: a whole number from 0 on"
 _ESCAPE: Final = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPES: Final = {"0": "\0", "n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
 _VALUES: Final = ("value", "value_base64", "value_hex")
 _FIELDS: Final = (*_VALUES, "transaction_id", "dlsn", "sequence_id")
+_PLAIN_OBJECT: Final = re.compile(
+    rb'\{(?:"dlsn": ?"[^"\\\x00-\x1f]*", ?)?(?:"transaction_id": ?(0|[1-9][0-9]{0,17}), ?)?'
+    rb'(?:"sequence_id": ?-?(?:0|[1-9][0-9]{0,18}), ?)?"value": ?"([^"\\\x00-\x1f]*)"\}'
+)
+"""What `read` prints of a payload without escapes, and objects of a value alone: a field twice is none of these."""
 
 
 class RecordInput(str, Enum):
@@ -96,8 +105,8 @@ def delimiter_of(text: str | None, form: RecordInput | RecordOutput) -> bytes:
 class Taken:
     """Records in the order in which they were read, and why the one behind them is none."""
 
-    payloads: list[bytes]
-    txids: list[int] | None = None
+    payloads: pa.BinaryArray
+    txids: npt.NDArray[np.int64] | None = None
     """Their transaction ids, where the input says them."""
     refusal: str | None = None
 
@@ -153,22 +162,26 @@ class RawSplitter(Splitter):
             self.unit = "line"
 
     def _cut(self, data: bytes) -> Taken:
-        payloads = data.split(self._delimiter)
-        self._rest = payloads.pop()
+        import numpy as np
+        import pyarrow.compute as pc
+
+        parts = pc.split_pattern(_one(data), self._delimiter).values
+        self._rest = parts[-1].as_py()
+        payloads = parts[:-1]
         # The rest may end with a part of the delimiter, which is not the record's.
         too_long = len(self._rest) > MAX_PAYLOAD_BYTES + len(self._delimiter) - 1
-        longest = max(map(len, payloads), default=0)
-        if longest > MAX_PAYLOAD_BYTES:
-            at = next(number for number, payload in enumerate(payloads) if len(payload) > MAX_PAYLOAD_BYTES)
-            return Taken(payloads[:at], refusal=self._refused(at, _too_long(len(payloads[at]))))
+        lengths = np.diff(bounds_of(payloads))
+        if lengths.max(initial=0) > MAX_PAYLOAD_BYTES:
+            at = int(np.argmax(lengths > MAX_PAYLOAD_BYTES))
+            return Taken(payloads[:at], refusal=self._refused(at, _too_long(int(lengths[at]))))
         if too_long:
             return Taken(payloads, refusal=self._refused(len(payloads), _too_long(None)))
         return Taken(payloads)
 
     def _last(self) -> Taken:
         if len(self._rest) > MAX_PAYLOAD_BYTES:
-            return Taken([], refusal=self._refused(0, _too_long(len(self._rest))))
-        return Taken([self._rest] if self._rest else [])
+            return Taken(_several([]), refusal=self._refused(0, _too_long(len(self._rest))))
+        return Taken(_several([self._rest] if self._rest else []))
 
 
 class PrefixedSplitter(Splitter):
@@ -183,18 +196,20 @@ class PrefixedSplitter(Splitter):
             # By the length alone: four bytes of another form would have up to 4 GiB read before anything is noticed.
             if size > MAX_PAYLOAD_BYTES:
                 self._rest = b""
-                return Taken(payloads, refusal=self._refused(len(payloads), _too_long(size)))
+                return Taken(_several(payloads), refusal=self._refused(len(payloads), _too_long(size)))
             if end - at - LENGTH.size < size:
                 break
             at += LENGTH.size + size
             payloads.append(data[at - size : at])
         self._rest = data[at:]
-        return Taken(payloads)
+        return Taken(_several(payloads))
 
     def _last(self) -> Taken:
         if not self._rest:
-            return Taken([])
-        return Taken([], refusal=self._refused(0, f"is cut off: the input ends {self.incomplete} bytes into it"))
+            return Taken(_several([]))
+        return Taken(
+            _several([]), refusal=self._refused(0, f"is cut off: the input ends {self.incomplete} bytes into it")
+        )
 
 
 class JsonSplitter(Splitter):
@@ -221,17 +236,77 @@ class JsonSplitter(Splitter):
 
     def _parsed(self, lines: Sequence[bytes]) -> Taken:
         payloads: list[bytes] = []
-        txids: list[int] | None = [] if self._keep else None
+        txids: list[int] = []
+        refusal: str | None = None
         for line in lines:
             try:
-                fields = _object(line)
-                payload = _payload(fields)
-                if txids is not None:
-                    txids.append(_txid(fields))
+                payload, txid = _plain_record(line) or _record(line, keep=self._keep)
+                if self._keep and txid is None:
+                    raise ValueError(_NO_TXID)
             except ValueError as error:
-                return Taken(payloads, txids, self._refused(len(payloads), str(error)))
+                refusal = self._refused(len(payloads), str(error))
+                break
             payloads.append(payload)
-        return Taken(payloads, txids)
+            txids.append(txid or 0)
+        return Taken(_several(payloads), _ids(txids) if self._keep else None, refusal)
+
+
+def _one(data: bytes) -> pa.BinaryArray:
+    """Return an array of one value, which is not copied."""
+    import numpy as np
+    import pyarrow as pa
+
+    bounds = np.array([0, len(data)], np.int32)
+    return pa.BinaryArray.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+
+
+def bounds_of(payloads: pa.BinaryArray) -> npt.NDArray[np.int32]:
+    """Return where in the array's bytes each payload begins, and the last one ends."""
+    import numpy as np
+
+    # Not `to_numpy`, which imports pandas as `pyarrow.array` does.
+    offsets = np.frombuffer(payloads.buffers()[1], np.int32)
+    return offsets[payloads.offset : payloads.offset + len(payloads) + 1]
+
+
+def payload_bytes(payloads: pa.BinaryArray) -> int:
+    """Return how many bytes the payloads have together."""
+    bounds = bounds_of(payloads)
+    return int(bounds[-1] - bounds[0])
+
+
+def _several(payloads: list[bytes]) -> pa.BinaryArray:
+    from dlspark.core.codec.arrow_arrays import binary_array
+
+    return binary_array(payloads)
+
+
+def _ids(txids: list[int]) -> npt.NDArray[np.int64]:
+    import numpy as np
+
+    return np.array(txids, np.int64)
+
+
+def _plain_record(line: bytes) -> tuple[bytes, int | None] | None:
+    """Return payload and transaction id of an object as most are, of which json would say the same; None of others."""
+    found = _PLAIN_OBJECT.fullmatch(line)
+    if found is None:
+        return None
+    txid, payload = found.groups()
+    if not line.isascii():
+        try:
+            line.decode()
+        except UnicodeDecodeError:
+            return None  # json says what is wrong
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        return None
+    return payload, None if txid is None else int(txid)
+
+
+def _record(line: bytes, *, keep: bool) -> tuple[bytes, int | None]:
+    """Return payload and, with `keep`, transaction id of any object. Raises ValueError for one that is no record."""
+    fields = _object(line)
+    return _payload(fields), _txid(fields) if keep else None
 
 
 class _JsonObject(dict[str, object]):
@@ -286,7 +361,7 @@ def _payload(fields: dict[str, object]) -> bytes:
 def _txid(fields: dict[str, object]) -> int:
     txid = fields.get("transaction_id")
     if isinstance(txid, bool) or not isinstance(txid, int) or not 0 <= txid < 2**63 - 1:
-        raise ValueError("has no transaction_id that a record may have: a whole number from 0 on")
+        raise ValueError(_NO_TXID)
     return txid
 
 
@@ -308,50 +383,6 @@ def splitter_of(form: RecordInput, delimiter: str | None, *, keep_txids: bool) -
 # ---------------------------------------------------------------------- out
 
 
-class RecordPrinter:
-    """Prints records in one form."""
-
-    def __init__(self, out: BinaryIO, encoding: str, form: RecordOutput, delimiter: str | None) -> None:
-        """Print in a form; `encoding` is that of the terminal; characters that it lacks are printed as escapes. Raises
-        CallerError.
-        """
-        self._out = out
-        self._form = form
-        self._delimiter = delimiter_of(delimiter, form)
-        self._encoding = encoding
-        self._unicode = codecs.lookup(encoding).name == "utf-8"
-        self._ambiguous = 0
-
-    def print(self, records: Sequence[LogRecord], *, as_hex: bool = False, payload: bool = True) -> None:
-        """Print records. Raises OSError, among them BrokenPipeError."""
-        if not records:
-            return
-        if self._form is RecordOutput.RAW:
-            payloads = [record.payload for record in records]
-            data = self._delimiter.join((*payloads, b""))
-            if data.split(self._delimiter)[:-1] != payloads:
-                # Also one whose last bytes and the delimiter behind it make an earlier delimiter.
-                ends = ((payload + self._delimiter).find(self._delimiter) for payload in payloads)
-                self._ambiguous += sum(end < len(payload) for end, payload in zip(ends, payloads, strict=True))
-        elif self._form is RecordOutput.LENGTH_PREFIXED:
-            data = b"".join(part for one in records for part in (LENGTH.pack(len(one.payload)), one.payload))
-        elif self._form is RecordOutput.JSON:
-            fields = (record_as_json(one, as_hex=as_hex, payload=payload) for one in records)
-            lines = [json.dumps(one, ensure_ascii=not self._unicode) for one in fields]
-            data = "\n".join((*lines, "")).encode(self._encoding)
-        else:
-            lines = [record_as_text(one, as_hex=as_hex, payload=payload) for one in records]
-            data = "\n".join((*lines, "")).encode(self._encoding, "backslashreplace")
-        self._out.write(data)
-
-    def note(self) -> str | None:
-        """Return the warning, for readers of what was printed, that its records run into each other."""
-        if not self._ambiguous:
-            return None
-        holds = counted(self._ambiguous, "record holds", "records hold")
-        return f"{holds} the delimiter: where it ends cannot be seen; --output json or length-prefixed shows that"
-
-
 def record_as_json(record: LogRecord, *, as_hex: bool = False, payload: bool = True) -> dict[str, Json]:
     """Return a record's fields, from which `write --input json` makes the same record: its payload is `value`, if it is
     UTF-8, else `value_base64`; or `value_hex`.
@@ -364,12 +395,15 @@ def record_as_json(record: LogRecord, *, as_hex: bool = False, payload: bool = T
     if not payload:
         return fields
     data = bytes(record.payload)
-    if as_hex:
-        return fields | {"value_hex": data.hex()}
+    return fields | ({"value_hex": data.hex()} if as_hex else payload_as_json(data))
+
+
+def payload_as_json(payload: bytes) -> dict[str, Json]:
+    """Return a payload as a field: `value`, if it is UTF-8, else `value_base64`."""
     try:
-        return fields | {"value": data.decode()}
+        return {"value": payload.decode()}
     except UnicodeDecodeError:
-        return fields | {"value_base64": base64.b64encode(data).decode("ascii")}
+        return {"value_base64": base64.b64encode(payload).decode("ascii")}
 
 
 def record_as_text(record: LogRecord, *, as_hex: bool = False, payload: bool = True) -> str:
@@ -379,7 +413,14 @@ def record_as_text(record: LogRecord, *, as_hex: bool = False, payload: bool = T
     elif as_hex:
         text = bytes(record.payload).hex()
     else:
-        text = bytes(record.payload).decode("utf-8", errors="backslashreplace")
-        if not text.isprintable():  # a line feed would end the line, an escape sequence command the terminal
-            text = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+        text = payload_as_text(bytes(record.payload))
     return f"{record.dlsn!s:<16} {record.txid:>15}  {text}"
+
+
+def payload_as_text(payload: bytes) -> str:
+    """Return a payload without control characters: a line feed would end the line, an escape sequence command the
+    terminal."""
+    text = payload.decode("utf-8", errors="backslashreplace")
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -72,6 +72,9 @@ it: a carriage return is the record's, an empty line is an empty record, and the
   was read before is written, and the last line on standard error says how many records are in the log and where the
   last one is. They are on the disks of an ack quorum, and no kill takes them away. Where storage nodes fail, it says
   too how many more may be there or not. `--progress` says it while writing. A second signal ends the command at once.
+* **Progress.** On a terminal a line says how many records are in the log, their bytes and how many a second, with a bar
+  where the input is a file; `read` has such a line where it prints to a file. There is none where the input is typed,
+  or in the background, and none with `--no-progress`.
 * **A record that cannot be taken** (too long, not JSON, a transaction id below the log's) is named by its number.
   Nothing behind it is written.
 """

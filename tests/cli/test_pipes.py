@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeAlias
 
+import pyarrow as pa
 import pytest
 import typer
 
@@ -22,7 +24,7 @@ from dlspark.cli import pipes
 from dlspark.cli.main import plain_errors
 from dlspark.cli.record_forms import RecordInput, RecordOutput
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.records import MAX_PAYLOAD_BYTES, LogRecord
+from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
 from dlspark.core.sync.namespace import Namespace
 from dlspark.core.sync.writer import PendingWrite
 from dlspark.core.writing.acknowledgements import WrittenEntry
@@ -145,13 +147,12 @@ def test_a_log_can_be_read_while_it_grows_and_copied_into_itself(
         for txid, payload in enumerate([b"a", b"b", b"c"]):
             writer.write(txid, payload)
         writer.commit()
-        monkeypatch.setattr(pipes, "_READ_RECORDS", 2)
         prints = pipes.RecordPrinter.print
 
-        def print_and_append(printer: pipes.RecordPrinter, records: list[LogRecord], **how: bool) -> None:
-            prints(printer, records, **how)
-            for record in records:
-                writer.write(writer.last_txid + 1, record.payload)
+        def print_and_append(printer: pipes.RecordPrinter, rows: pa.RecordBatch, **how: bool) -> None:
+            prints(printer, rows, **how)
+            for payload in rows.column("value").to_pylist():
+                writer.write(writer.last_txid + 1, payload)
             writer.commit()
 
         monkeypatch.setattr(pipes.RecordPrinter, "print", print_and_append)
@@ -259,8 +260,8 @@ def test_only_what_is_certain_is_said_of_blocks_that_are_not_acknowledged(capsys
     ):
         for failures in (1, 2):  # that are seen before the end
             done = pipes._Done(False)
-            done.pending += [(5, block("stored")), *((5, block(one)) for one in outcomes)]
-            done.sent = 5 * len(done.pending)
+            for one in ("stored", *outcomes):
+                done.take(pipes._Sent(5, block(one)))
             for _ in range(failures):
                 with suppress(WriteError, TransmitError):
                     done.settle(0 if send_fails in outcomes else len(done.pending))
@@ -300,6 +301,36 @@ def test_what_was_read_is_visible_while_the_input_idles_and_a_signal_loses_nothi
     assert last.startswith(b"3 records are in the log, the last one at 1:")
     assert b"6 bytes of an unfinished line were not written" in last
     assert payloads(cli_sandbox, "idle") == [b"one", b"typed one", b"typed two"]
+
+
+def on_a_terminal(cli_sandbox: Sandbox, arguments: list[str], stdin: Path, stdout: Path | None = None) -> bytes:
+    """What a command that reads a file shows on its terminal, in whose foreground it runs."""
+    pid, terminal = pty.fork()
+    if not pid:
+        os.dup2(os.open(stdin, os.O_RDONLY), 0)
+        if stdout is not None:
+            os.dup2(os.open(stdout, os.O_WRONLY | os.O_CREAT), 1)
+        os.execve(sys.executable, [*COMMAND, *arguments], environment(cli_sandbox, TERM="xterm", COLUMNS="120"))
+    shown = b""
+    with suppress(OSError):  # EIO: nothing has the terminal open any more
+        while piece := os.read(terminal, 4096):
+            shown += piece
+    os.close(terminal)
+    assert os.waitpid(pid, 0)[1] == 0, shown
+    return shown
+
+
+def test_a_terminal_shows_how_far_a_copy_is_until_it_ends(cli_sandbox: Sandbox, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_bytes(b"one\ntwo\nthree\n")
+    shown = on_a_terminal(cli_sandbox, ["write", "watched"], lines)
+    assert b"watched: 3 records, 11 B, " in shown
+    assert b"100%" in shown
+    assert shown.endswith(b"\x1b[2K3 records are in the log, the last one at 1:0:2\r\n")
+    assert on_a_terminal(cli_sandbox, ["write", "watched", "--no-progress"], lines).startswith(b"3 records are in the")
+    shown = on_a_terminal(cli_sandbox, ["read", "watched", "--output", "raw"], Path(os.devnull), tmp_path / "out")
+    assert b"watched: 6 records, 22 B, " in shown
+    assert (tmp_path / "out").read_bytes() == 2 * lines.read_bytes()
 
 
 def test_what_was_said_to_be_in_the_log_survives_a_kill(

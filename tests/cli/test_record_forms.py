@@ -14,15 +14,16 @@ from dlspark.cli import record_forms
 from dlspark.cli.record_forms import (
     RecordInput,
     RecordOutput,
-    RecordPrinter,
     Splitter,
     delimiter_of,
     record_as_json,
     record_as_text,
     splitter_of,
 )
+from dlspark.cli.record_printing import RecordPrinter
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES, LogRecord
+from dlspark.core.codec.vector_decoding import record_rows
 from metadata.foundation.errors import CallerError
 
 PAYLOADS = st.lists(
@@ -40,8 +41,8 @@ def printed(
     out = io.BytesIO()
     printer = RecordPrinter(out, encoding, form, delimiter)
     records = [record(payload, number, 5 + number) for number, payload in enumerate(payloads)]
-    printer.print(records[:2])
-    printer.print(records[2:])
+    printer.print(record_rows("log", records[:2]))
+    printer.print(record_rows("log", records).slice(2))
     return out.getvalue(), printer.note()
 
 
@@ -51,8 +52,8 @@ def taken(splitter: Splitter, data: bytes, size: int) -> tuple[list[bytes], list
     txids: list[int] = []
     blocks = [data[at : at + size] for at in range(0, len(data), size)]
     for part in (*map(splitter.feed, blocks), splitter.end()):
-        payloads += part.payloads
-        txids += part.txids or ()
+        payloads += part.payloads.to_pylist()
+        txids += () if part.txids is None else part.txids.tolist()
         if part.refusal is not None:
             return payloads, txids, part.refusal
     assert splitter.taken == len(payloads)
@@ -184,6 +185,48 @@ def test_a_payload_of_the_most_bytes_is_taken_in_every_form() -> None:
         back, _, refusal = taken(splitter_of(RecordInput(form.value), None, keep_txids=False), data, 1 << 20)
         assert refusal is None
         assert back == payloads
+
+
+@given(payloads=PAYLOADS | st.lists(st.text().map(str.encode)), as_hex=st.booleans(), payload=st.booleans())
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", "utf-16-le"])
+def test_lines_that_are_printed_by_columns_are_those_of_records(
+    encoding: str, payloads: list[bytes], as_hex: bool, payload: bool
+) -> None:
+    records = [record(one, number, 5 + 10 ** (number % 19)) for number, one in enumerate(payloads)]
+    how = {"as_hex": as_hex, "payload": payload}
+    ascii_only = encoding != "utf-8"
+    lines = {
+        RecordOutput.TABLE: [record_as_text(one, **how) for one in records],
+        RecordOutput.JSON: [json.dumps(record_as_json(one, **how), ensure_ascii=ascii_only) for one in records],
+    }
+    for form, expected in lines.items():
+        out = io.BytesIO()
+        RecordPrinter(out, encoding, form, None).print(record_rows("log", records), **how)
+        assert out.getvalue() == "".join(f"{line}\n" for line in expected).encode(encoding, "backslashreplace")
+
+
+@given(
+    value=st.text() | st.sampled_from(["\ud800", '"', "\\", "\x7f", "\u2028"]),
+    txid=st.none() | st.integers(-1, 2**63) | st.sampled_from([2**63 - 2, 10**18 - 1, 10**18]),
+    compact=st.booleans(),
+    ascii_only=st.booleans(),
+)
+def test_objects_that_most_are_like_are_taken_as_json_takes_them(
+    value: str, txid: int | None, compact: bool, ascii_only: bool
+) -> None:
+    fields = {"dlsn": "1:0:0", "transaction_id": txid, "sequence_id": 3, "value": value}
+    if txid is None:
+        del fields["transaction_id"], fields["dlsn"]
+    line = json.dumps(fields, ensure_ascii=ascii_only, separators=(",", ":") if compact else None)
+    data = line.encode("utf-8", "surrogatepass") + b"\n"
+    for keep in (False, True):
+        back, txids, refusal = taken(splitter_of(RecordInput.JSON, None, keep_txids=keep), data, 1 << 20)
+        good = not any("\ud800" <= one < "\ue000" for one in value) and (
+            not keep or (txid is not None and 0 <= txid < 2**63 - 1)
+        )
+        assert back == ([value.encode()] if good else [])
+        assert (refusal is None) == good
+        assert txids == ([txid] if keep and good else [])
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dlspark.core.codec.arrow_arrays import binary_array, int64_array
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import (
     RECORD_COST_BYTES,
@@ -535,12 +536,12 @@ def rows(log: str, batch: DecodedBatch) -> pa.RecordBatch:
     count = len(batch)
     return pa.RecordBatch.from_arrays(
         [
-            pa.repeat(pa.scalar(log, pa.string()), count),
-            pa.array(np.full(count, batch.lssn, np.int64)),
-            pa.array(batch.entry_id),
-            pa.array(batch.slot_id),
-            pa.array(batch.sequence_id),
-            pa.array(batch.txid),
+            binary_array([log.encode()] * count, pa.string()),
+            int64_array(np.full(count, batch.lssn, np.int64)),
+            int64_array(batch.entry_id),
+            int64_array(batch.slot_id),
+            int64_array(batch.sequence_id),
+            int64_array(batch.txid),
             timestamps(batch.txid),
             batch.payload,
         ],
@@ -552,12 +553,12 @@ def record_rows(log: str, records: Sequence[LogRecord]) -> pa.RecordBatch:
     """Return single records with the columns of ROW_SCHEMA."""
     txids = np.array([record.txid for record in records], np.int64)
     columns = [
-        pa.array([log] * len(records), pa.string()),
-        *(pa.array([record.dlsn[i] for record in records], pa.int64()) for i in range(3)),
-        pa.array([record.sequence_id for record in records], pa.int64()),
-        pa.array(txids),
+        binary_array([log.encode()] * len(records), pa.string()),
+        *(int64_array([record.dlsn[i] for record in records]) for i in range(3)),
+        int64_array([record.sequence_id for record in records]),
+        int64_array(txids),
         timestamps(txids),
-        pa.array([record.payload for record in records], pa.binary()),
+        binary_array([record.payload for record in records]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
@@ -566,4 +567,4 @@ def timestamps(txids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
     """Return transaction ids as times, read as milliseconds since the epoch; null for what the type cannot hold."""
     beyond = (txids > MAX_TIMESTAMP_MS) | (txids < 0)
     micros = np.where(beyond, 0, txids) * 1000
-    return pa.array(micros, type=pa.int64(), mask=beyond).cast(pa.timestamp("us", tz="UTC"))
+    return int64_array(micros, pa.timestamp("us", tz="UTC"), ~beyond if beyond.any() else None)

@@ -28,23 +28,26 @@ import pyarrow as pa
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import declared_bytes, decode_entry
 from dlspark.core.codec.records import LogRecord
-from dlspark.core.codec.vector_decoding import (
-    EXPANDED_BYTES,
-    DecodedBatch,
-    decode_entries,
-    decode_up_to,
-    record_rows,
-    rows,
-)
+from dlspark.core.codec.vector_decoding import EXPANDED_BYTES, DecodedBatch, decode_up_to, record_rows, rows
 from dlspark.core.reading.decoded_records import DecodedRecords, Loan
 from dlspark.core.reading.read_ahead import LogReadAhead
-from dlspark.core.reading.reader_checks import Gap, GapCheck, Idleness, lies_below, position_behind
+from dlspark.core.reading.reader_checks import (
+    Gap,
+    GapCheck,
+    Idleness,
+    add_position,
+    end_of_stream_error,
+    first_damaged,
+    gap_error,
+    lies_below,
+    position_behind,
+)
 from dlspark.core.reading.segment_follower import FetchedEntry
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.typed.table_reads import TableReads
-from dlspark.errors import AlreadyTruncatedError, EndOfStreamError, PositionGapError, ReadCancelledError
-from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation, check
+from dlspark.errors import EndOfStreamError, PositionGapError, ReadCancelledError
+from metadata.foundation.errors import CallerError, DistributedLogError, check
 from metadata.foundation.opened_here import OnOneLoop
 
 BATCH_BYTES = 8 << 20
@@ -186,25 +189,39 @@ class AsyncLogReader(OnOneLoop):
         With `wait`, records that are confirmed are fetched first; at the tail it waits `readAheadWaitTime` once more.
         Raises EndOfStreamError and other final errors only when no record is left before them.
         """
-        loop = self._loop
         async with self._own_turn():
             self._end_loan()
-            deadline: float | None = None
-            while wait and not self._has(count) and self._final is None:
-                at_tail = self._ahead.caught_up and self._ahead.peek() is None
-                if at_tail:
-                    if self._records:
-                        break
-                    deadline = deadline or loop.time() + self._settings.read_ahead_wait_ms / 1000
-                    if loop.time() >= deadline:
-                        break
-                # A deadline that has passed does not hurry the read-ahead on to the tail: without it, this would spin.
-                await self._activity(deadline if at_tail else None)
-            if not self._has(count) and not self._records and self._final is None:
-                self._check_idleness()
-            if not self._records and self._final is not None:
-                raise self._final_error(self._final)
+            await self._find_available(count, wait=wait)
             return self._deliver_up_to(count)
+
+    async def batch_available(self, *, wait: bool = True) -> pa.RecordBatch | None:
+        """Return the next records as columns, of one segment; None, with `wait`, means that the log has no more now.
+
+        It waits, and raises, as `read_available` does.
+        """
+        async with self._own_turn():
+            self._end_loan()
+            await self._find_available(1, wait=wait)
+            return self._leftover() if self._records else None
+
+    async def _find_available(self, count: int, *, wait: bool) -> None:
+        """Have `count` records at hand, if the log has as many now. Raises the final error where none is left."""
+        loop = self._loop
+        deadline: float | None = None
+        while wait and not self._has(count) and self._final is None:
+            at_tail = self._ahead.caught_up and self._ahead.peek() is None
+            if at_tail:
+                if self._records:
+                    break
+                deadline = deadline or loop.time() + self._settings.read_ahead_wait_ms / 1000
+                if loop.time() >= deadline:
+                    break
+            # A deadline that has passed does not hurry the read-ahead on to the tail: without it, this would spin.
+            await self._activity(deadline if at_tail else None)
+        if not self._has(count) and not self._records and self._final is None:
+            self._check_idleness()
+        if not self._records and self._final is not None:
+            raise self._final_error(self._final)
 
     async def skip_to(self, start: Start) -> DLSN:
         """Go on at another position, forwards or back; returns it. What was read ahead and still fits is kept.
@@ -433,7 +450,7 @@ class AsyncLogReader(OnOneLoop):
             if record.is_control or (may_be_below and lies_below(record, start)):
                 continue
             if record.is_end_of_stream:
-                self._final = self._end_of_stream_error(record.dlsn)
+                self._final = end_of_stream_error(self.name, record.dlsn)
                 return
             # Before it is delivered: a reader that passes a gap would take the log for whole (I4).
             if self._numbers.missing_before(record.position) and self._settings.gap_detection:
@@ -448,15 +465,7 @@ class AsyncLogReader(OnOneLoop):
 
     def _gap_error(self, dlsn: DLSN, position: int) -> PositionGapError:
         self._measures.alerts.inc()
-        return PositionGapError(
-            f"record {position} of segment {dlsn.lssn} follows record {self._numbers.last}: records are missing",
-            log=self.name,
-            dlsn=dlsn,
-            advice="See dlspark ledger read-entries; positionGapDetectionEnabled=false reads on regardless",
-        )
-
-    def _end_of_stream_error(self, dlsn: DLSN) -> EndOfStreamError:
-        return EndOfStreamError("the log is sealed and all of it was read", log=self.name, dlsn=dlsn)
+        return gap_error(self.name, dlsn, position, self._numbers.last)
 
     def _fail(self, error: DistributedLogError) -> None:
         if error.log is None:
@@ -468,12 +477,7 @@ class AsyncLogReader(OnOneLoop):
         if isinstance(error, EndOfStreamError | ReadCancelledError) or error is self._explained:
             return error
         self._explained = error
-        if error.dlsn is None:
-            error.dlsn = self.position
-        note = f"Everything before {self.position} was delivered"
-        if not isinstance(error, AlreadyTruncatedError):  # it says itself where there are records
-            note += ": another reader goes on there"
-        error.advice = f"{error.advice}. {note}" if error.advice else note
+        add_position(error, self.position)
         return error
 
     def _lose(self, error: DistributedLogError) -> None:
@@ -559,7 +563,7 @@ class AsyncLogReader(OnOneLoop):
         """Return the records of a batch from the start on, up to the first gap; note its end of the stream."""
         self._numbers.enter(batch.lssn)
         if batch.end_of_stream is not None:
-            self._final = self._end_of_stream_error(batch.end_of_stream)
+            self._final = end_of_stream_error(self.name, batch.end_of_stream)
         batch = batch.starting_at(self._start)  # Only the first entries can hold records below it.
         gap = self._numbers.first_gap(batch.position)
         if gap is not None and self._settings.gap_detection:
@@ -574,21 +578,12 @@ class AsyncLogReader(OnOneLoop):
 
     def _decode_before_error(self, fetched: list[FetchedEntry]) -> DecodedBatch:
         """Decode the entries before the first damaged one of several; that one, and what is behind it, comes next."""
-        for number, one in enumerate(fetched):
-            try:
-                decode_entries(
-                    [(one.entry_id, one.payload)],
-                    lssn=one.segment.lssn,
-                    start_sequence_id=one.start_sequence_id,
-                    enveloped=one.segment.enveloped,
-                )
-            except DistributedLogError as error:
-                if not number:
-                    self._fail(error)
-                    raise self._final_error(error) from None
-                self._ahead.put_back(fetched[number:])
-                return self._decode_columns(fetched[:number])
-        raise InvariantViolation("entries were refused that are accepted one by one", log=self.name)
+        number, error = first_damaged(self.name, fetched)
+        if not number:
+            self._fail(error)
+            raise self._final_error(error) from None
+        self._ahead.put_back(fetched[number:])
+        return self._decode_columns(fetched[:number])
 
     def _leftover(self) -> pa.RecordBatch:
         """Return records that were decoded and not yet delivered, as columns."""

@@ -9,6 +9,8 @@ are missing is logged and kept in `gaps`.
 and when to fail. The time runs from the first read that finds nothing until an entry arrives, control records included.
 It does not start anew with each read, nor with a request that was answered with nothing. It makes no request itself.
 
+`gap_error`, `end_of_stream_error`, `add_position` and `first_damaged` make what a reader ends with.
+
 `position_behind` and `lies_below` say where a record lies, which may be a whole record set.
 """
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,9 +27,12 @@ import numpy.typing as npt
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
+from dlspark.core.codec.vector_decoding import decode_entries
 from dlspark.core.metrics.structured_logging import about
+from dlspark.core.reading.segment_follower import FetchedEntry
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import IdleReaderError
+from dlspark.errors import AlreadyTruncatedError, EndOfStreamError, IdleReaderError, PositionGapError
+from metadata.foundation.errors import DistributedLogError, InvariantViolation
 
 MOST_GAPS = 1_000
 """How many known losses are remembered, the newest ones."""
@@ -114,6 +120,46 @@ class GapCheck:
             extra=about(log=self._name, segment=start.lssn, entry=start.entry_id),
         )
         self._counters["records-skipped"] += records or 0
+
+
+def gap_error(log: str, dlsn: DLSN, number: int, before: int) -> PositionGapError:
+    """Return the error of a record that does not follow the one before it."""
+    return PositionGapError(
+        f"record {number} of segment {dlsn.lssn} follows record {before}: records are missing",
+        log=log,
+        dlsn=dlsn,
+        advice="See dlspark ledger read-entries; positionGapDetectionEnabled=false reads on regardless",
+    )
+
+
+def end_of_stream_error(log: str, dlsn: DLSN) -> EndOfStreamError:
+    """Return the error of a read behind the record that seals the log."""
+    return EndOfStreamError("the log is sealed and all of it was read", log=log, dlsn=dlsn)
+
+
+def add_position(error: DistributedLogError, position: DLSN) -> None:
+    """Have a reader's final error say where another reader goes on."""
+    if error.dlsn is None:
+        error.dlsn = position
+    note = f"Everything before {position} was delivered"
+    if not isinstance(error, AlreadyTruncatedError):  # it says itself where there are records
+        note += ": another reader goes on there"
+    error.advice = f"{error.advice}. {note}" if error.advice else note
+
+
+def first_damaged(log: str, fetched: Sequence[FetchedEntry]) -> tuple[int, DistributedLogError]:
+    """Return which one of entries that cannot be decoded together is the first damaged one, and its error."""
+    for number, one in enumerate(fetched):
+        try:
+            decode_entries(
+                [(one.entry_id, one.payload)],
+                lssn=one.segment.lssn,
+                start_sequence_id=one.start_sequence_id,
+                enveloped=one.segment.enveloped,
+            )
+        except DistributedLogError as error:
+            return number, error
+    raise InvariantViolation("entries were refused that are accepted one by one", log=log)
 
 
 # ------------------------------------------------------------------ idleness

@@ -123,6 +123,13 @@ class LogReader(OpenedHere):
         the tail (`LedgerReader.lag_s`); None: no distance is known, as without a region of its own (`region`)."""
         return self._inner.lag_s
 
+    def batch_available(self, *, wait: bool = True) -> pa.RecordBatch | None:
+        """Return the next records as columns, of one segment; None, with `wait`, means that the log has no more now.
+
+        It waits, and raises, as `read_available` does.
+        """
+        return self._runtime.run(self._inner.batch_available(wait=wait))
+
     def skip_to(self, start: Start) -> DLSN:
         """Go on at another position, forwards or back; returns it. What was read ahead and still fits is kept.
 

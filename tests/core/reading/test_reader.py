@@ -224,6 +224,23 @@ async def test_bulk_reads_wait_for_what_was_asked(namespace):
     await writer.close()
 
 
+async def test_batches_that_are_available_end_where_the_log_has_no_more(namespace):
+    log = await _written(namespace, "available", [[b"a", b"b"], [b"c"]])
+    async with await log.open_reader() as reader:
+        assert await reader.batch_available(wait=False) is None
+        assert (await reader.read_next()).payload == b"a"
+        rest = [await reader.batch_available() for _ in range(3)]
+        assert [None if one is None else one.column("value").to_pylist() for one in rest] == [[b"b"], [b"c"], None]
+        assert rest[1].schema == ROW_SCHEMA
+        assert reader.position == DLSN(2, 0, 1)
+        async with await log.open_writer() as writer:
+            writer.write(100, b"d")
+            await writer.mark_end_of_stream()
+        assert (await reader.batch_available()).column("value").to_pylist() == [b"d"]
+        with pytest.raises(EndOfStreamError):
+            await reader.batch_available()
+
+
 async def test_a_cancelled_read_loses_nothing(namespace):
     log = await _written(namespace, "cancelled", [[b"a"]])
     async with await log.open_reader() as reader:
