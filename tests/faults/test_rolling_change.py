@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
-from helpers.security.rolling_cluster import NODES, READER, RollingCluster
+from helpers.security.rolling_cluster import NODES, READER, SESSION_S, RollingCluster
 from helpers.security.rolling_load import DirectReader, DirectWriter, Program, Reader, ThinReader, ThinWriter, Writer
 from helpers.waiting import until
 
@@ -268,7 +268,9 @@ async def ways_in(cluster: RollingCluster, settings: Mapping[str, str]) -> set[s
         found.add("proxy")
     direct = DirectWriter(cluster.uri, f"visited-{secrets.token_hex(4)}", settings)
     direct.start()
-    await until(lambda: direct.acknowledged or direct.ended, "a visitor does not write")
+    # One that got its session just before and is refused from then on ends with that session, and not sooner.
+    done = "a visitor neither writes nor ends"
+    await until(lambda: direct.acknowledged or direct.ended, done, patience_s=SESSION_S + 140.0)
     with contextlib.suppress(DistributedLogError):
         await direct.end()
         found.add("nodes")
