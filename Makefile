@@ -81,8 +81,7 @@ shim: $(STAMP) ## both jars from jvm-shim/ (needs a JDK; they are committed)
 	$(BIN)/python jvm-shim/build.py
 
 speed: $(STAMP) ## the optional compiled core from speed/, as a wheel in build/, into .venv (needs cargo)
-	@command -v cargo > /dev/null || { echo "The compiled core needs Rust's cargo, which is not here; nothing was changed. \
-	Install it (https://rustup.rs, or the system's package cargo) and run make speed again. dlspark works without it." >&2; exit 1; }
+	@sh .ci/has-rust
 	$(BIN)/python -m pip install --quiet 'maturin>=1.9,<2'
 	rm -rf build/speed
 	$(BIN)/maturin build --release --quiet --manifest-path speed/Cargo.toml --interpreter $(BIN)/python --out build/speed

@@ -33,11 +33,12 @@ class CopyProgress:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+        console = Console(stderr=True)
         columns = [BarColumn(), TaskProgressColumn()] if total_bytes else []
         self._progress: Progress | None = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # a log's name may look like it
             *columns,
-            console=Console(stderr=True),
+            console=console,
             auto_refresh=False,
             transient=True,
             redirect_stdout=False,
@@ -46,6 +47,7 @@ class CopyProgress:
         self._what = what
         self._began = self._drawn = time.monotonic()
         self._progress.start()
+        console.show_cursor()  # a signal that ends the process must not leave the terminal without one
 
     def show(self, records: int, size: int, done_bytes: int = 0, *, at_once: bool = False) -> None:
         """Say how many records are done, how many bytes they have, and how much of the input that is."""

@@ -124,6 +124,9 @@ def write(
             if not done.said:
                 done.say()
             raise typer.Exit(SIGNALLED + (source.signal or 2)) from None
+        finally:
+            if done.line is not None:
+                done.line.close()
         if refusal is not None:
             raise refusal
         if source.signal is not None:
@@ -178,7 +181,7 @@ class _Done:
         self.records += records
         self._bytes += size
         self.last = last if last is not None else self.last
-        self._report(time.monotonic() - self._said_at > _SAID_EVERY_S)
+        self._report(False)
 
     def settle(self, most: int) -> None:
         """Count what is acknowledged, until at most so many blocks wait. Raises the error of one that is not."""
@@ -225,7 +228,9 @@ class _Done:
     def _report(self, due: bool) -> None:
         if self.line is not None:
             self.line.show(self.records, self._bytes, self._read_bytes, at_once=due)
-        elif self._progress and due and self.records != self._said_records:
+            return
+        due = due or time.monotonic() - self._said_at > _SAID_EVERY_S
+        if self._progress and due and self.records != self._said_records:
             self._said_records, self._said_at = self.records, time.monotonic()
             self._echo(self._text())
 

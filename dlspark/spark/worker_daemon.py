@@ -215,9 +215,13 @@ def main_module() -> str | None:
 
 
 def load_shared() -> None:
-    """Load what workers share (in the daemon, before it forks any), out of the collector's sight."""
+    """Load what workers share (in the daemon, before it forks any), out of the collector's sight. What cannot be loaded
+    is for the worker that needs it to say: the daemon serves others as well."""
     for name in SHARED:
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except Exception:
+            break
     gc.collect()
     gc.freeze()  # and workers do not copy the memory of these objects only because a collection looks at them
 

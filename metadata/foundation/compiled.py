@@ -81,10 +81,12 @@ def _load() -> tuple[CompiledCore | None, str, bool]:
         return None, "pure Python: dlspark-speed is not installed", False
     except ImportError as error:
         return None, f"pure Python: dlspark-speed cannot be loaded ({error})", True
-    found = dlspark_speed.INTERFACE
-    version = dlspark_speed.__version__
+    found, version = getattr(dlspark_speed, "INTERFACE", None), getattr(dlspark_speed, "__version__", "of no version")
     if found != INTERFACE:
         return None, f"pure Python: dlspark-speed {version} has interface {found}, and this dlspark {INTERFACE}", True
+    missing = [name for name in vars(CompiledCore) if name[0] != "_" and not hasattr(dlspark_speed, name)]
+    if missing:
+        return None, f"pure Python: dlspark-speed {version} has no {', '.join(missing)}: build it anew", True
     return dlspark_speed, f"the compiled core: dlspark-speed {version}, interface {found}", False
 
 

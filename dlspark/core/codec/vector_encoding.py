@@ -210,7 +210,7 @@ def lay_out(
         size = int(offsets[-1]) - int(offsets[0]) + HEADER_BYTES * len(headers)
         records = pa.allocate_buffer(size)
         check(core.lay_out_records(headers, offsets, data, records), "lengths and places of payloads contradict")
-        return memoryview(records)
+        return memoryview(records).cast("B")  # Arrow's bytes are signed
     opaque = headers.view(OPAQUE_HEADER)
     lengths = np.diff(offsets)
     length = int(lengths[0])

@@ -14,7 +14,9 @@ wrong.
 from __future__ import annotations
 
 import logging
+import math
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
@@ -25,7 +27,7 @@ from pyspark.sql.datasource import InputPartition
 from dlspark.spark.source.frame_columns import FrameColumns
 from dlspark.spark.source.offsets import StoredOffset
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
-from metadata.foundation.errors import DistributedLogError
+from storage_node.settings.client import ClientSettings
 
 try:
     from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper as _TakesRows
@@ -38,8 +40,14 @@ MAX_BYTES: Final = 4 * MAX_STORED_BYTES
 """Most bytes of rows that are handed over: they may have been compressed."""
 MAX_ROWS: Final = 1_000
 """Spark serialises them one by one."""
+MOST_WAIT_MS: Final = 1_000
+"""How long the planner waits for storage nodes: it keeps the query from all else."""
+LEFT_FOR_S: Final = 60.0
+"""After a read that failed tasks read for so long."""
 _RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 
+_left_until = -math.inf
+"""By the monotonic clock."""
 _log = logging.getLogger(__name__)
 
 
@@ -98,15 +106,31 @@ def few_rows(planned: Sequence[LogPartition], frame: FrameColumns) -> list[pa.Re
     plain = not partition.proxies and partition.declared is None and all(span.hot for span in partition.spans)
     if not plain or stored > MAX_STORED_BYTES:
         return None
+    global _left_until
+    if time.monotonic() < _left_until:
+        return None
     # Whatever does not answer now is waited for by the tasks, and not by them after this.
-    here = LogPartition(partition.spans, replace(partition.client_settings, outage_wait_ms=0))
+    here = LogPartition(partition.spans, _impatient(partition.client_settings))
     found: list[pa.RecordBatch] = []
     try:
         for batch in read_partition(here, names):
             found.append(batch)
             if sum(one.nbytes for one in found) > MAX_BYTES or sum(map(len, found)) > MAX_ROWS:
                 return None
-    except DistributedLogError as error:
-        _log.info("a batch is left to its tasks to read: %s", error)
+    except Exception as error:  # a task says what is wrong, and is run again; this process is the query's only one
+        _left_until = time.monotonic() + LEFT_FOR_S
+        _log.info("batches are left to their tasks to read for %g s: %s", LEFT_FOR_S, error)
         return None
     return found or None
+
+
+def _impatient(settings: ClientSettings) -> ClientSettings:
+    most = min(settings.read_entry_timeout_ms, MOST_WAIT_MS)
+    return replace(
+        settings,
+        outage_wait_ms=0,
+        read_entry_timeout_ms=most,
+        read_operation_timeout_ms=most,
+        connect_timeout_ms=min(settings.connect_timeout_ms, most),
+        long_poll_ms=min(settings.long_poll_ms, most // 2),
+    )

@@ -12,7 +12,8 @@ from metadata.foundation import compiled
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, interface: int) -> SimpleNamespace:
-    core = SimpleNamespace(INTERFACE=interface, __version__="7.8.9")
+    functions = {name: print for name in vars(compiled.CompiledCore) if name[0] != "_"}
+    core = SimpleNamespace(INTERFACE=interface, __version__="7.8.9", **functions)
     monkeypatch.delenv(compiled.NO_SPEED, raising=False)
     monkeypatch.setitem(sys.modules, "dlspark_speed", core)
     return core
@@ -31,6 +32,13 @@ def test_one_of_another_interface_is_not_used_and_both_numbers_are_said(
     core, said, unfit = compiled._load()
     assert (core, unfit) == (None, True)
     assert f"dlspark-speed 7.8.9 has interface {interface}, and this dlspark {compiled.INTERFACE}" in said
+
+
+def test_one_that_lacks_a_function_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = installed(monkeypatch, compiled.INTERFACE)
+    del core.append_adds
+    said = "pure Python: dlspark-speed 7.8.9 has no append_adds: build it anew"
+    assert compiled._load() == (None, said, True)
 
 
 def test_without_one_it_is_pure_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
+import math
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import ModuleType
 
 import pyarrow as pa
 import pytest
 from pyspark.serializers import read_int
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming import python_streaming_source_runner as runner
 from pyspark.sql.types import StructField, StructType
 
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source import handed_rows
 from dlspark.spark.source.frame_columns import FrameColumns, PackedDeclaration
-from dlspark.spark.source.handed_rows import MAX_BYTES, MAX_ROWS, MAX_STORED_BYTES, few_rows, hand_over
+from dlspark.spark.source.handed_rows import MAX_BYTES, MAX_ROWS, MAX_STORED_BYTES, MOST_WAIT_MS, few_rows, hand_over
 from dlspark.spark.source.offsets import StoredOffset
 from dlspark.spark.source.partition_reader import LogPartition
 from dlspark.spark.source.planning import SegmentSpan
@@ -30,6 +33,8 @@ from storage_node.client.reader import LedgerLocation
 from storage_node.errors import BookieUnreachableError
 from storage_node.settings.client import ClientSettings
 
+WORKER = "pyspark.worker_util"
+"""By this module a process is known to be a worker of Spark's."""
 LEDGER = LedgerLocation(7, LedgerMetadata(3, 3, 2, (Ensemble(0, ("a", "b", "c")),)), {})
 SPAN = SegmentSpan("flights", 1, LEDGER, 0, 0, 0, None, 0, True, 1000)
 SETTINGS = ClientSettings()
@@ -53,10 +58,13 @@ class Stored:
         self.batches = list(batches)
         self.error: Exception | None = None
         self.outage_waits: list[int] = []
+        self.waits: list[int] = []
 
     def __call__(self, partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
-        self.outage_waits.append(partition.client_settings.outage_wait_ms)
+        settings = partition.client_settings
+        self.outage_waits.append(settings.outage_wait_ms)
+        self.waits += [settings.read_operation_timeout_ms, settings.connect_timeout_ms]
         yield from self.batches
         if self.error is not None:
             raise self.error
@@ -66,6 +74,7 @@ class Stored:
 def stored(monkeypatch: pytest.MonkeyPatch) -> Stored:
     made = Stored(rows(b"one", b"two"))
     monkeypatch.setattr(handed_rows, "read_partition", made)
+    monkeypatch.setattr(handed_rows, "_left_until", -math.inf)
     return made
 
 
@@ -99,12 +108,16 @@ def test_rows_that_turn_out_to_be_many_or_none_are_left_to_tasks(stored: Stored)
     assert few_rows(PLAN, frame()) is None
 
 
-def test_rows_that_cannot_be_had_are_left_to_tasks(stored: Stored) -> None:
-    stored.error = BookieUnreachableError("no node answers")
-    assert few_rows(PLAN, frame()) is None
-    stored.error = RuntimeError("a bug")
-    with pytest.raises(RuntimeError, match="a bug"):
-        few_rows(PLAN, frame())
+def test_rows_that_cannot_be_had_are_left_to_tasks(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (BookieUnreachableError("no node answers"), OSError("a socket"), RuntimeError("a bug")):
+        monkeypatch.setattr(handed_rows, "_left_until", -math.inf)
+        stored.error, stored.waits = error, []
+        assert few_rows(PLAN, frame()) is None
+        assert max(stored.waits) <= MOST_WAIT_MS
+        stored.error = None
+        assert few_rows(PLAN, frame()) is None, "for a while tasks read without a try here"
+    monkeypatch.setattr(handed_rows, "_left_until", time.monotonic())
+    assert few_rows(PLAN, frame()) is not None
 
 
 class Reader:
@@ -123,7 +136,16 @@ class Reader:
         return {"v": 1}
 
 
-def asked_for_a_plan(reader: Reader) -> tuple[int, int, list[bytes]]:
+@pytest.fixture(name="runner")
+def _runner() -> Iterator[ModuleType]:
+    """Spark's runner, which makes no worker of this process for longer than a test."""
+    known = WORKER in sys.modules
+    yield importlib.import_module("pyspark.sql.streaming.python_streaming_source_runner")
+    if not known:
+        sys.modules.pop(WORKER, None)
+
+
+def asked_for_a_plan(runner: ModuleType, reader: Reader) -> tuple[int, int, list[bytes]]:
     """Ask as the JVM does: the number of partitions, what is said of rows, and the values of the rows."""
     offset = json.dumps({"v": 1}).encode()
     question = b"".join(len(text).to_bytes(4, "big") + text for text in (offset, offset))
@@ -141,21 +163,21 @@ def asked_for_a_plan(reader: Reader) -> tuple[int, int, list[bytes]]:
 
 
 def test_sparks_runner_takes_rows_from_our_readers_and_else_asks_them_as_before(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, runner: ModuleType
 ) -> None:
     monkeypatch.setitem(sys.modules, "__main__", runner)
     monkeypatch.setattr(runner, "partitions_func", runner.partitions_func)
     hand_over(Reader)
     hand_over(Reader)
     few = Reader(rows(b"one"), rows(b"two"))
-    assert asked_for_a_plan(few) == (1, runner.NON_EMPTY_PYARROW_RECORD_BATCHES, [b"one", b"two"])
-    assert asked_for_a_plan(Reader()) == (1, runner.PREFETCHED_RECORDS_NOT_FOUND, [])
+    assert asked_for_a_plan(runner, few) == (1, runner.NON_EMPTY_PYARROW_RECORD_BATCHES, [b"one", b"two"])
+    assert asked_for_a_plan(runner, Reader()) == (1, runner.PREFETCHED_RECORDS_NOT_FOUND, [])
     said = io.BytesIO()
     runner.report_latest_offset_func(few, said)  # type: ignore[arg-type]
     assert json.loads(said.getvalue()[4:]) == {"v": 1}, "a wrapped reader reports nothing"
 
 
-def test_no_other_process_is_changed() -> None:
+def test_no_other_process_is_changed(runner: ModuleType) -> None:
     before = runner.partitions_func
     hand_over(Reader)
     assert runner.partitions_func is before

@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
@@ -223,6 +225,13 @@ class _SendRound:
         self.waiting = 0
 
 
+def _ends(taken: Sequence[TakenRequest | TakenRun], records: int) -> Sequence[int]:
+    """Return behind how many records each ends: of thousands, one is found by that."""
+    if records == len(taken):
+        return range(1, records + 1)
+    return list(accumulate(one.records for one in taken))
+
+
 class Execution:
     """How does a request become records of the log, and an answer? Begins requests on one open writer.
 
@@ -288,28 +297,26 @@ class Execution:
         taken, payloads = self._taken, self._payloads
         if taken:
             self._taken, self._payloads = [], []
-            ended = partial(self._written, taken, self._begun(), len(payloads))
+            ended = partial(self._written, taken, _ends(taken, len(payloads)), self._begun())
             write_run(self.writer, None, payloads, ended, bulk=False)
 
     def _written(
         self,
         taken: Sequence[TakenRequest | TakenRun],
+        ends: Sequence[int],
         round_: _SendRound,
-        records: int,
         first: int,
         count: int,
         outcome: Appended | BaseException,
     ) -> None:
         after = first + count
         # With the last record's outcome the round is over: entries have theirs in the order of their records.
-        if after == records:
+        if after == ends[-1]:
             self._ended(round_)
         positions = _positions(outcome, count) if isinstance(outcome, Appended) else []
-        end = 0
-        for one in taken:
-            begin, end = end, end + one.records
-            if end <= first:
-                continue
+        for at in range(bisect_right(ends, first), len(taken)):
+            one, end = taken[at], ends[at]
+            begin = end - one.records
             low, high = max(begin, first), min(end, after)  # a run may lie in several entries
             if not isinstance(outcome, Appended):
                 self._fail(one, outcome, low - begin, high - low)
@@ -337,7 +344,7 @@ class Execution:
         elif request.context.is_record_set:
             self._write_sets(taken, payloads, ids)
         elif len(payloads) == 1:
-            write_run(self.writer, ids, payloads, partial(self._written, [taken], self._begun(), 1), bulk=True)
+            write_run(self.writer, ids, payloads, partial(self._written, [taken], (1,), self._begun()), bulk=True)
         else:
             bulk = _Bulk(taken, len(payloads), self._failures)
             write_run(self.writer, ids, payloads, partial(self._bulk_written, bulk, self._begun()), bulk=True)

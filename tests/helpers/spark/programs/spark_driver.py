@@ -36,7 +36,9 @@ def main(master: str, until: int, targets: list[str]) -> None:
     if os.environ.get("JAR"):
         from dlspark.spark import catalog_jar
 
+        # Messages of tasks must do with the serializer that many sessions name.
         builder = builder.config("spark.jars", str(catalog_jar()))
+        builder = builder.config("spark.serializer", "org.apache.spark.serializer.KryoSerializer")
     if os.environ.get("PROXY"):
         builder = builder.config("spark.distributedlog.proxy", os.environ["PROXY"])
     spark = builder.getOrCreate()

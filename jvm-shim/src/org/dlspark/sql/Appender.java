@@ -5,6 +5,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.EOFException;
 import java.io.IOException;
 import java.io.UncheckedIOException;
+import java.net.StandardProtocolFamily;
 import java.net.UnixDomainSocketAddress;
 import java.nio.ByteBuffer;
 import java.nio.channels.ClosedByInterruptException;
@@ -42,11 +43,20 @@ final class Appender {
     if (!isPrivate(Path.of(small.home()), small.user())) {
       return false;
     }
-    try (SocketChannel channel = SocketChannel.open(UnixDomainSocketAddress.of(small.socket()))) {
+    long deadline = System.nanoTime() + PATIENCE_MS * 1_000_000;
+    try (SocketChannel channel = SocketChannel.open(StandardProtocolFamily.UNIX);
+        Selector selector = Selector.open()) {
+      // Nothing of it waits for longer: whoever listens may have been stopped.
+      channel.configureBlocking(false);
+      if (!channel.connect(UnixDomainSocketAddress.of(small.socket()))) {
+        throw new IOException("the process takes no connection at once");
+      }
+      SelectionKey key = channel.register(selector, SelectionKey.OP_WRITE);
       ObjectNode head = rows.words();
       head.put("secret", Files.readString(Path.of(small.secret()))).put("idle", small.idleMs()).putNull("session");
-      send(channel, Requests.write(head).getBytes(StandardCharsets.UTF_8), rows.stream());
-      JsonNode answer = Requests.read(answer(channel));
+      send(channel, selector, deadline, Requests.write(head).getBytes(StandardCharsets.UTF_8), rows.stream());
+      key.interestOps(SelectionKey.OP_READ);
+      JsonNode answer = Requests.read(answer(channel, selector, deadline));
       return answer.hasNonNull("outcome");
     } catch (ClosedByInterruptException stopped) {
       throw new UncheckedIOException(stopped); // as such Spark knows the end of a query that it stops
@@ -69,28 +79,26 @@ final class Appender {
     }
   }
 
-  private static void send(SocketChannel channel, byte[] head, byte[] body) throws IOException {
+  private static void send(SocketChannel channel, Selector selector, long deadline, byte[] head, byte[] body)
+      throws IOException {
     ByteBuffer message = ByteBuffer.allocate(8 + head.length + body.length);
     message.putInt(head.length).putInt(body.length).put(head).put(body).flip();
     while (message.hasRemaining()) {
-      channel.write(message);
+      if (channel.write(message) == 0) {
+        await(selector, deadline);
+      }
     }
   }
 
-  private static String answer(SocketChannel channel) throws IOException {
-    channel.configureBlocking(false);
-    try (Selector selector = Selector.open()) {
-      channel.register(selector, SelectionKey.OP_READ);
-      long deadline = System.nanoTime() + PATIENCE_MS * 1_000_000;
-      ByteBuffer lengths = read(channel, selector, 8, deadline);
-      int head = lengths.getInt();
-      int body = lengths.getInt();
-      if (head < 0 || body < 0 || head > MAX_ANSWER_BYTES || body > MAX_ANSWER_BYTES) {
-        throw new IOException("an answer of " + head + " and " + body + " bytes");
-      }
-      byte[] text = read(channel, selector, head + body, deadline).array();
-      return new String(text, 0, head, StandardCharsets.UTF_8);
+  private static String answer(SocketChannel channel, Selector selector, long deadline) throws IOException {
+    ByteBuffer lengths = read(channel, selector, 8, deadline);
+    int head = lengths.getInt();
+    int body = lengths.getInt();
+    if (head < 0 || body < 0 || head > MAX_ANSWER_BYTES || body > MAX_ANSWER_BYTES) {
+      throw new IOException("an answer of " + head + " and " + body + " bytes");
     }
+    byte[] text = read(channel, selector, head + body, deadline).array();
+    return new String(text, 0, head, StandardCharsets.UTF_8);
   }
 
   private static ByteBuffer read(SocketChannel channel, Selector selector, int count, long deadline) throws IOException {
@@ -101,13 +109,19 @@ final class Appender {
         throw new EOFException("the process ended before it answered");
       }
       if (more == 0) {
-        long left = (deadline - System.nanoTime()) / 1_000_000;
-        if (left <= 0 || Thread.currentThread().isInterrupted()) {
-          throw Thread.interrupted() ? new ClosedByInterruptException() : new IOException("no answer in time");
-        }
-        selector.select(left);
+        await(selector, deadline);
       }
     }
     return found.flip();
+  }
+
+  /** Waits until the channel is ready. Throws once the time is over, or Spark ends the query. */
+  private static void await(Selector selector, long deadline) throws IOException {
+    long left = (deadline - System.nanoTime()) / 1_000_000;
+    if (left <= 0 || Thread.currentThread().isInterrupted()) {
+      throw Thread.interrupted() ? new ClosedByInterruptException() : new IOException("no answer in time");
+    }
+    selector.select(left);
+    selector.selectedKeys().clear();
   }
 }

@@ -24,9 +24,31 @@ import org.apache.spark.sql.util.ArrowUtils;
  * The rows of one task, or of all tasks of a batch in their order: what {@code InlineRows} is in Python. They carry the
  * batch's timestamp, so that nothing but the order of tasks has to be kept.
  */
-record SmallRows(
-    String query, long batch, String attempt, long stamp, String log, int rowBytes, int partition, byte[][] values)
-    implements WriterCommitMessage, Serializable {
+final class SmallRows implements WriterCommitMessage, Serializable {
+
+  // No record: tasks' results go by the serializer that the session names, and Kryo cannot read those.
+  private static final long serialVersionUID = 1L;
+
+  private final String query;
+  private final long batch;
+  private final String attempt;
+  private final long stamp;
+  private final String log;
+  private final int rowBytes;
+  private final int partition;
+  private final byte[][] values;
+
+  SmallRows(
+      String query, long batch, String attempt, long stamp, String log, int rowBytes, int partition, byte[][] values) {
+    this.query = query;
+    this.batch = batch;
+    this.attempt = attempt;
+    this.stamp = stamp;
+    this.log = log;
+    this.rowBytes = rowBytes;
+    this.partition = partition;
+    this.values = values;
+  }
 
   /** What unpickles as the message of a task: a call of this function with the text and the rows. */
   private static final String FUNCTION = "dlspark.spark.sink.small_batches\nmessage_of\n";
@@ -48,7 +70,7 @@ record SmallRows(
     List<SmallRows> ordered =
         parts.stream()
             .filter(part -> part.values.length > 0)
-            .sorted(Comparator.comparingInt(SmallRows::partition))
+            .sorted(Comparator.comparingInt((SmallRows part) -> part.partition))
             .toList();
     if (ordered.size() < 2) {
       return ordered.isEmpty() ? null : ordered.get(0);
@@ -64,6 +86,10 @@ record SmallRows(
         first.rowBytes,
         first.partition,
         values);
+  }
+
+  long batch() {
+    return batch;
   }
 
   /** The bytes that they take of an entry. */
