@@ -36,6 +36,7 @@ from dlspark.cli.common import Output
 from dlspark.core.settings.settings import Settings
 from dlspark.sandbox.beginning import LEDGERS_PATH
 from dlspark.testing.java_process import OutOfReachError
+from metadata.foundation.errors import CallerError
 
 OURS: Final = "dlspark"
 PROXIES: Final = "proxies"
@@ -77,11 +78,8 @@ def started(name: str, cluster: Cluster, directory: Path) -> Iterator[System]:
 def main() -> int:
     """Return 1 if records were lost or came twice, else 0."""
     options = _options()
-    workloads = [workload_named(name) for name in options.workload] if options.workload else list(WORKLOADS)
-    if options.plot is not None:
-        check_plot(options.plot)
     rate = None if options.max else options.rate
-    plan = Plan(workloads, rate, options.seconds, options.warm_up, Bound())
+    plan = Plan(options.workloads, rate, options.seconds, options.warm_up, Bound())
     results: list[RunResult] = []
     with tempfile.TemporaryDirectory(prefix="dlspark-load-", dir=options.dir) as made:
         directory = Path(made)
@@ -117,7 +115,14 @@ def _options(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dir", help="where to put the nodes' files; choose the disk you mean to measure")
     parser.add_argument("--plot", type=Path, help="draw the result as this SVG file")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser.parse_args(given)
+    options = parser.parse_args(given)
+    try:
+        options.workloads = [workload_named(name) for name in options.workload or ()] or list(WORKLOADS)
+        if options.plot is not None:
+            check_plot(options.plot)
+    except CallerError as error:
+        parser.error(str(error))
+    return options
 
 
 if __name__ == "__main__":
