@@ -1,4 +1,4 @@
-"""Logs and topics of `dlspark bench` without a server: taken away however a run ends, and its end is seen."""
+"""Logs of `dlspark bench` without a server: taken away however a run ends, and its end is seen."""
 
 from __future__ import annotations
 
