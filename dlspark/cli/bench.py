@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlspark.cli.common import ConfOption, Output, OutputOption, SetOption, UriOption, print_result, settings_of, table
+from dlspark.cli.common import ConfOption, Output, OutputOption, SetOption, print_result, settings_of, table
 from metadata.foundation.errors import CallerError
 
 if TYPE_CHECKING:
@@ -54,14 +54,19 @@ def bench(
         float, typer.Option("--p99", help="With --max: milliseconds from due to acknowledged that p99 stays below.")
     ] = 100,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the result as this SVG file.")] = None,
-    uri: UriOption = None,
+    uri: Annotated[
+        str | None,
+        typer.Option(
+            "--uri", "-u", help="Namespace URI, distributedlog://host:port/path; a sandbox of its own if not said."
+        ),
+    ] = None,
     conf: ConfOption = None,
     values: SetOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Write and read a load like OpenMessaging's, and say how long records took from when they were due. Logs of its
-    own in the namespace of --uri, else on a sandbox of three nodes that is made for it; both are taken away. Exits with
-    3 where records were lost or came twice.
+    own in the namespace of --uri alone (not of DLSPARK_URI), else on a sandbox of three nodes that is made for it; both
+    are taken away. Exits with 3 where records were lost or came twice.
     """
     from dlspark.bench.comparing import Plan, check_plot, compare, is_wrong, run_interruptibly
     from dlspark.bench.comparing import plot as draw
@@ -116,8 +121,10 @@ def _ours(uri: str | None, conf: Path | None, values: list[str] | None, *, proxi
 
     settings = settings_of(conf, values)
     if uri is not None:
+        typer.echo(f"measuring {uri}", err=True)
         yield [OurLogs(uri, settings), *([ThroughProxies(uri)] if proxies else [])]
         return
+    typer.echo(f"measuring a temporary sandbox of {NODES} nodes (--uri measures a namespace)", err=True)
     from dlspark.sandbox.proxies import READER
     from dlspark.sandbox.sandbox import Sandbox
 
