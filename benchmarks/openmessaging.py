@@ -24,6 +24,7 @@ from benchmarks.machine import header
 from benchmarks.proxies import read_proxy, write_proxy
 from benchmarks.pulsar_broker import PulsarProcess
 from dlspark.bench.comparing import Plan, check_plot, compare, is_wrong, plot, run_interruptibly
+from dlspark.bench.ending import left_whole, sigterm_as_ctrl_c
 from dlspark.bench.measuring import RunResult
 from dlspark.bench.our_systems import OurLogs, ThroughProxies
 from dlspark.bench.peers import SYNCED, peer_of
@@ -44,6 +45,8 @@ ON_NODES: Final = "pulsar-on-nodes"
 ON_BOOKIES: Final = "pulsar-on-bookies"
 PULSAR: Final = "3 copies, acknowledged when 2 are synced to disk"
 MACHINE_LINES: Final = 4
+INTERRUPTED: Final = 130
+"""128 and the number of SIGINT, as shells say it."""
 SYSTEMS: Final = (OURS, PROXIES, ON_NODES, ON_BOOKIES, "kafka", SYNCED)
 
 
@@ -75,24 +78,34 @@ def started(name: str, cluster: Cluster, directory: Path) -> Iterator[System]:
             yield peer_of(f"{name}={kafka.address}", (kafka.pid,))
 
 
-def main() -> int:
-    """Return 1 if records were lost or came twice, else 0."""
-    options = _options()
-    rate = None if options.max else options.rate
-    plan = Plan(options.workloads, rate, options.seconds, options.warm_up, Bound())
-    results: list[RunResult] = []
+@contextmanager
+def _cluster(options: argparse.Namespace) -> Iterator[tuple[Cluster, Path]]:
+    """Start nodes in a directory of their own, and print what there is to say of the machine."""
     with tempfile.TemporaryDirectory(prefix="dlspark-load-", dir=options.dir) as made:
         directory = Path(made)
         # Of the benchmarks' header what is said of the machine; the rest is of their own rows.
         for line in header(directory, 1, options.seconds).splitlines()[:MACHINE_LINES]:
             print(line, file=sys.stderr)
         with Cluster(directory / "cluster") as cluster:
+            yield cluster, directory
+
+
+def main() -> int:
+    """Return 1 if records were lost or came twice, 130 behind Ctrl-C or SIGTERM, else 0."""
+    options = _options()
+    rate = None if options.max else options.rate
+    plan = Plan(options.workloads, rate, options.seconds, options.warm_up, Bound())
+    results: list[RunResult] = []
+    try:
+        with sigterm_as_ctrl_c(), left_whole(_cluster(options)) as (cluster, directory):
             for name in options.system or SYSTEMS:
                 try:
-                    with started(name, cluster, directory / name) as system:
+                    with left_whole(started(name, cluster, directory / name)) as system:
                         results += run_interruptibly(compare([system], plan, _tell))
                 except OutOfReachError as reason:
                     print(f"no {name}: {reason}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     if options.plot is not None:
         plot(results, options.plot)
     print_results(results, plan.bound if rate is None else None, Output.JSON if options.json else Output.TEXT)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from dlspark.bench.ending import ENDING, Handlers
 from dlspark.bench.latencies import PERCENTILES
 from dlspark.bench.measuring import RunResult, measurement
 from dlspark.bench.rate_search import Bound
@@ -63,17 +63,18 @@ def run_interruptibly(work: Coroutine[Any, Any, _T]) -> _T:
     """
     loop = new_event_loop()
     task = loop.create_task(work)
-    signals = (signal.SIGINT, signal.SIGTERM)
+    before = Handlers()
     try:
         asyncio.set_event_loop(loop)
-        for number in signals:
+        for number in ENDING:
             loop.add_signal_handler(number, task.cancel)
         return loop.run_until_complete(task)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
-        for number in signals:
+        for number in ENDING:
             loop.remove_signal_handler(number)
+        before.restore()  # the loop has set what the system does by default: SIGTERM would leave a sandbox behind
         asyncio.set_event_loop(None)
         loop.close()
 

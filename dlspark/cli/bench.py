@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -70,6 +68,7 @@ def bench(
     """
     from dlspark.bench.comparing import Plan, check_plot, compare, is_wrong, run_interruptibly
     from dlspark.bench.comparing import plot as draw
+    from dlspark.bench.ending import left_whole, sigterm_as_ctrl_c
     from dlspark.bench.peers import peer_of
     from dlspark.bench.rate_search import Bound
     from dlspark.bench.workloads import WORKLOADS, workload_named
@@ -81,13 +80,9 @@ def bench(
     if plot is not None:
         check_plot(plot)
     plan = Plan(workloads, None if maximum else rate or DEFAULT_RATE, seconds, warm_up, Bound(p99_ms=p99))
-    # SIGTERM ends it in order, like Ctrl-C.
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        with _ours(uri, conf, values, proxies=PROXIES in (against or ())) as systems:
-            results = run_interruptibly(compare([*systems, *peers], plan, _tell))
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    ours = _ours(uri, conf, values, proxies=PROXIES in (against or ()))
+    with sigterm_as_ctrl_c(), left_whole(ours) as systems:
+        results = run_interruptibly(compare([*systems, *peers], plan, _tell))
     if plot is not None:
         draw(results, plot)
     print_results(results, plan.bound if maximum else None, output)
@@ -138,7 +133,3 @@ def _ours(uri: str | None, conf: Path | None, values: list[str] | None, *, proxi
             between = tuple(pid for index in (0, READER) if (pid := sandbox.proxies.pid(index)) is not None)
             systems.append(ThroughProxies(sandbox.uri, (*nodes, *between)))
         yield systems
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
