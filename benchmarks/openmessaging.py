@@ -24,6 +24,7 @@ from benchmarks.machine import header
 from benchmarks.proxies import read_proxy, write_proxy
 from benchmarks.pulsar_broker import PulsarProcess
 from dlspark.bench.comparing import Plan, check_plot, compare, is_wrong, plot, run_interruptibly
+from dlspark.bench.consuming import words_of
 from dlspark.bench.ending import left_whole, sigterm_as_ctrl_c
 from dlspark.bench.measuring import RunResult
 from dlspark.bench.our_systems import OurLogs, ThroughProxies
@@ -91,25 +92,30 @@ def _cluster(options: argparse.Namespace) -> Iterator[tuple[Cluster, Path]]:
 
 
 def main() -> int:
-    """Return 1 if records were lost or came twice, 130 behind Ctrl-C or SIGTERM, else 0."""
+    """Return 1 if records were lost or came twice or a system failed, 130 behind Ctrl-C or SIGTERM, else 0."""
     options = _options()
     rate = None if options.max else options.rate
     plan = Plan(options.workloads, rate, options.seconds, options.warm_up, Bound())
     results: list[RunResult] = []
+    failures: list[str] = []
     try:
         with sigterm_as_ctrl_c(), left_whole(_cluster(options)) as (cluster, directory):
             for name in options.system or SYSTEMS:
                 try:
                     with left_whole(started(name, cluster, directory / name)) as system:
-                        results += run_interruptibly(compare([system], plan, _tell))
+                        results += run_interruptibly(compare([system], plan, _tell, failures.append))
                 except OutOfReachError as reason:
                     print(f"no {name}: {reason}", file=sys.stderr)
+                except Exception as error:
+                    failures.append(f"{name}: {words_of(error)}")
     except KeyboardInterrupt:
         return INTERRUPTED
-    if options.plot is not None:
-        plot(results, options.plot)
     print_results(results, plan.bound if rate is None else None, Output.JSON if options.json else Output.TEXT)
-    return 1 if any(map(is_wrong, results)) else 0
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    if options.plot is not None and results:
+        plot(results, options.plot)
+    return 1 if failures or any(map(is_wrong, results)) else 0
 
 
 def _tell(result: RunResult) -> None:

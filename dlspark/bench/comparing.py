@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from dlspark.bench.consuming import words_of
 from dlspark.bench.ending import ENDING, Handlers
 from dlspark.bench.latencies import PERCENTILES
 from dlspark.bench.measuring import RunResult, measurement
@@ -42,17 +43,29 @@ class Plan:
     bound: Bound
 
 
-async def compare(systems: Sequence[System], plan: Plan, tell: Callable[[RunResult], None]) -> list[RunResult]:
-    """Run all workloads on all systems. `tell` hears of each run, those of a search too."""
+async def compare(
+    systems: Sequence[System],
+    plan: Plan,
+    tell: Callable[[RunResult], None],
+    tell_failure: Callable[[str], None],
+) -> list[RunResult]:
+    """Run all workloads on all systems. `tell` hears of each run, those of a search too.
+
+    A system that fails under a workload has no result there, unless it fails behind that: `tell_failure` hears why, and
+    the others go on.
+    """
     results = []
     for workload in plan.workloads:
         for system in systems:
-            async with measurement(system, workload) as made:
-                if plan.rate is None:
-                    results.append(await made.at_most(plan.seconds, plan.warm_up_s, plan.bound, tell))
-                else:
-                    results.append(await made.at_rate(plan.rate, plan.seconds, plan.warm_up_s))
-                    tell(results[-1])
+            try:
+                async with measurement(system, workload) as made:
+                    if plan.rate is None:
+                        results.append(await made.at_most(plan.seconds, plan.warm_up_s, plan.bound, tell))
+                    else:
+                        results.append(await made.at_rate(plan.rate, plan.seconds, plan.warm_up_s))
+                        tell(results[-1])
+            except Exception as error:
+                tell_failure(f"{system.name}, {workload.name}: {words_of(error)}")
     return results
 
 

@@ -64,7 +64,8 @@ def bench(
 ) -> None:
     """Write and read a load like OpenMessaging's, and say how long records took from when they were due. Logs of its
     own in the namespace of --uri alone (not of DLSPARK_URI), else on a sandbox of three nodes that is made for it; both
-    are taken away. Exits with 3 where records were lost or came twice.
+    are taken away. Exits with 3 where records were lost or came twice, else with 1 where a system failed; what was
+    measured of others is printed.
     """
     from dlspark.bench.comparing import Plan, check_plot, compare, is_wrong, run_interruptibly
     from dlspark.bench.comparing import plot as draw
@@ -81,22 +82,31 @@ def bench(
         check_plot(plot)
     plan = Plan(workloads, None if maximum else rate or DEFAULT_RATE, seconds, warm_up, Bound(p99_ms=p99))
     ours = _ours(uri, conf, values, proxies=PROXIES in (against or ()))
+    failures: list[str] = []
     with sigterm_as_ctrl_c(), left_whole(ours) as systems:
-        results = run_interruptibly(compare([*systems, *peers], plan, _tell))
-    if plot is not None:
-        draw(results, plot)
+        results = run_interruptibly(compare([*systems, *peers], plan, _tell, failures.append))
     print_results(results, plan.bound if maximum else None, output)
+    for failure in failures:
+        typer.echo(f"dlspark: {failure}", err=True)
+    if plot is not None and results:
+        draw(results, plot)
     if any(map(is_wrong, results)):
         typer.echo("dlspark: records were lost or came twice", err=True)
         raise typer.Exit(3)
+    if failures:
+        raise typer.Exit(1)
 
 
 def print_results(results: list[RunResult], bound: object | None, output: Output) -> None:
-    """Print all results as a table with its notes, or as one JSON object. `bound`: of a search for the highest rate."""
+    """Print all results, if any, as a table with its notes, or all as one JSON object. `bound`: of a search for the
+    highest rate.
+    """
     from dlspark.bench.comparing import COLUMNS, SPARE, notes, table_rows
 
-    shown = [*table(*COLUMNS, rows=table_rows(results), spare=SPARE).lines(), "", *notes(results)]
-    if bound is not None:
+    shown = []
+    if results:
+        shown += [*table(*COLUMNS, rows=table_rows(results), spare=SPARE).lines(), "", *notes(results)]
+    if results and bound is not None:
         shown.append(f"highest: {bound}")
     print_result(output, {"results": [one.as_json() for one in results]}, shown)
 

@@ -28,7 +28,7 @@ def test_a_system_delivers_what_it_acknowledged_once(name: str, cluster: Cluster
     plan = Plan([WORKLOADS[2]], 200, 1, 1, Bound())
     try:
         with started(name, cluster, tmp_path / name) as system:
-            (result,) = run_interruptibly(compare([system], plan, lambda one: None))
+            (result,) = run_interruptibly(compare([system], plan, lambda one: None, pytest.fail))
     except OutOfReachError as reason:
         pytest.skip(str(reason))
     assert (result.system, result.workload) == (name, "16-logs-100B")
