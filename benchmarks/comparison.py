@@ -83,19 +83,22 @@ def chance(rounds: int) -> float:
 
 
 def compare_turns(old: Sequence[Turn], new: Sequence[Turn]) -> Comparison:
-    """Match the rows of all turns of both revisions, by row, words and limit."""
+    """Match the rows of all turns of both revisions, by row, words, limit and unit."""
     found = Comparison()
     sides = {OLD: _rows(old), NEW: _rows(new)}
     for name in dict.fromkeys([*sides[NEW], *sides[OLD]]):
         rounds = {side: rows[name] for side, rows in sides.items() if name in rows}
         if len(rounds) == 1:
-            found.only[next(iter(rounds))].append(f"{name[0]} {name[1]}, over {name[2]}")
+            key, what, limit, unit = name
+            of_unit = f" in {unit}" if unit else ""
+            found.only[next(iter(rounds))].append(f"{key} {what}{of_unit}, over {limit}")
         else:
             found.pairs.append(_pair(name, rounds[OLD], rounds[NEW]))
     return found
 
 
-_Name: TypeAlias = "tuple[str, str, str]"
+_Name: TypeAlias = "tuple[str, str, str, str]"
+"""Row, words, limit and unit: figures of different units are not compared."""
 
 
 def _rows(turns: Sequence[Turn]) -> dict[_Name, list[Mapping[str, Any]]]:
@@ -104,12 +107,12 @@ def _rows(turns: Sequence[Turn]) -> dict[_Name, list[Mapping[str, Any]]]:
     for turn in turns:
         for row in turn:
             if row["measured"]:
-                found.setdefault((row["row"], row["what"], row["limit"]), []).append(row)
+                found.setdefault((row["row"], row["what"], row["limit"], row["unit"]), []).append(row)
     return found
 
 
 def _pair(name: _Name, old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> Pair:
-    unit = new[0]["unit"]
+    *said, unit = name
     figures = {kind: (_all(old, kind), _all(new, kind)) for kind in ("measured", "ratios")}
     main = [Figure(MEASURED, unit, *figures["measured"]), Figure(RATIO, unit, *figures["ratios"])]
     remarks = dict.fromkeys(
@@ -118,7 +121,7 @@ def _pair(name: _Name, old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[s
     for side, values in zip((OLD, NEW), figures["measured"], strict=True):
         if is_wide(values):
             remarks[f"{side}: rounds differ by more than half"] = None
-    return Pair(*name, main, _cost_figures(old, new), list(remarks))
+    return Pair(*said, main, _cost_figures(old, new), list(remarks))
 
 
 def _all(rows: Sequence[Mapping[str, Any]], kind: str) -> list[float]:

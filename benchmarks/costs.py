@@ -18,7 +18,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
@@ -82,6 +82,7 @@ class Look:
     io: Mapping[str, int] = field(default_factory=dict)
 
 
+_SWITCHES: Final = "voluntary_ctxt_switches"
 _IO: Final = {"syscr": "read calls", "syscw": "write calls", "write_bytes": "bytes to disk"}
 
 
@@ -93,14 +94,14 @@ def look_at(pid: int) -> Look:
     switches: dict[int, int] = {}
     for thread in (home / "task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
-            switches[int(thread.name)] = _number((thread / "status").read_text(), "voluntary_ctxt_switches")
-    text = (home / "io").read_text()
-    return Look(exact_cpu_s(pid), switches, {name: _number(text, name) for name in _IO})
+            switches[int(thread.name)] = numbers_of((thread / "status").read_text(), [_SWITCHES])[_SWITCHES]
+    return Look(exact_cpu_s(pid), switches, numbers_of((home / "io").read_text(), _IO))
 
 
-def _number(text: str, name: str) -> int:
-    """Return the number behind `name:` at the beginning of a line."""
-    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name}:"))
+def numbers_of(text: str, names: Iterable[str]) -> dict[str, int]:
+    """Return the numbers behind `name:` at the beginning of a line; 0 where the kernel does not count that."""
+    found = {line.partition(":")[0]: line for line in text.splitlines()}
+    return {name: int(found[name].split()[1]) if name in found else 0 for name in names}
 
 
 def difference(before: Look, after: Look) -> dict[str, float]:
@@ -198,7 +199,10 @@ class CallCount:
 
     def __exit__(self, kind: object, *_: object) -> None:
         with self._stack:
-            self._done = {name: end() for name, end in self._counting.items()} if kind is None else {}
+            try:
+                self._done = {name: end() for name, end in self._counting.items()} if kind is None else {}
+            except PerfError as reason:
+                self.missing = str(reason)
 
     @property
     def figures(self) -> Figures:
@@ -235,21 +239,25 @@ def _perf(pids: Sequence[int]) -> Iterator[Callable[[], dict[str, float]]]:
         os.close(control)
         os.close(answers)
 
+        def written() -> str:
+            try:
+                process.wait(_PERF_S)
+            except subprocess.TimeoutExpired as error:
+                raise PerfError(f"perf has not ended within {_PERF_S:g} s") from error
+            output.seek(0)
+            return output.read().decode(errors="replace")
+
         def say(word: bytes) -> None:
             with contextlib.suppress(BrokenPipeError):
                 os.write(ours_of_control, word)
             # It answers, or it ends, which closes the pipe.
             if os.read(ours_of_answers, len(_ACKNOWLEDGED)) != _ACKNOWLEDGED:
-                process.wait(_PERF_S)
-                output.seek(0)
-                raise PerfError(refusal_of(output.read().decode(errors="replace")))
+                raise PerfError(refusal_of(written()))
 
         def end() -> dict[str, float]:
             say(b"disable\n")
             process.send_signal(signal.SIGINT)
-            process.wait(_PERF_S)
-            output.seek(0)
-            return calls_in(output.read().decode())
+            return calls_in(written())
 
         say(b"enable\n")
         yield end
@@ -268,11 +276,17 @@ def refusal_of(output: str) -> str:
 
 
 def calls_in(output: str) -> dict[str, float]:
-    """Return the numbers of calls that `perf stat -x,` wrote. An event that never happened is `<not counted>`."""
+    """Return the numbers of calls that `perf stat -x,` wrote. An event that never happened is `<not counted>`.
+
+    Raises PerfError where it has not counted one.
+    """
     counted: dict[str, float] = {}
     for fields in (line.split(",") for line in output.splitlines()):
         if len(fields) > 2:
-            counted[fields[2]] = 0.0 if fields[0].startswith("<not counted") else float(fields[0])
+            with contextlib.suppress(ValueError):  # <not supported>
+                counted[fields[2]] = 0.0 if fields[0].startswith("<not counted") else float(fields[0])
+    if missing := [event for events in _EVENTS.values() for event in events if event not in counted]:
+        raise PerfError(f"perf does not count here: {', '.join(missing)}")
     return {name: sum(counted[event] for event in events) for name, events in _EVENTS.items()}
 
 

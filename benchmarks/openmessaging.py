@@ -24,6 +24,8 @@ from benchmarks.machine import header
 from benchmarks.proxies import read_proxy, write_proxy
 from benchmarks.pulsar_broker import PulsarProcess
 from dlspark.bench.comparing import Plan, check_plot, compare, is_wrong, plot, run_interruptibly
+from dlspark.bench.consuming import words_of
+from dlspark.bench.ending import left_whole, sigterm_as_ctrl_c
 from dlspark.bench.measuring import RunResult
 from dlspark.bench.our_systems import OurLogs, ThroughProxies
 from dlspark.bench.peers import SYNCED, peer_of
@@ -36,6 +38,7 @@ from dlspark.cli.common import Output
 from dlspark.core.settings.settings import Settings
 from dlspark.sandbox.beginning import LEDGERS_PATH
 from dlspark.testing.java_process import OutOfReachError
+from metadata.foundation.errors import CallerError
 
 OURS: Final = "dlspark"
 PROXIES: Final = "proxies"
@@ -43,6 +46,8 @@ ON_NODES: Final = "pulsar-on-nodes"
 ON_BOOKIES: Final = "pulsar-on-bookies"
 PULSAR: Final = "3 copies, acknowledged when 2 are synced to disk"
 MACHINE_LINES: Final = 4
+INTERRUPTED: Final = 130
+"""128 and the number of SIGINT, as shells say it."""
 SYSTEMS: Final = (OURS, PROXIES, ON_NODES, ON_BOOKIES, "kafka", SYNCED)
 
 
@@ -74,31 +79,43 @@ def started(name: str, cluster: Cluster, directory: Path) -> Iterator[System]:
             yield peer_of(f"{name}={kafka.address}", (kafka.pid,))
 
 
-def main() -> int:
-    """Return 1 if records were lost or came twice, else 0."""
-    options = _options()
-    workloads = [workload_named(name) for name in options.workload] if options.workload else list(WORKLOADS)
-    if options.plot is not None:
-        check_plot(options.plot)
-    rate = None if options.max else options.rate
-    plan = Plan(workloads, rate, options.seconds, options.warm_up, Bound())
-    results: list[RunResult] = []
+@contextmanager
+def _cluster(options: argparse.Namespace) -> Iterator[tuple[Cluster, Path]]:
+    """Start nodes in a directory of their own, and print what there is to say of the machine."""
     with tempfile.TemporaryDirectory(prefix="dlspark-load-", dir=options.dir) as made:
         directory = Path(made)
         # Of the benchmarks' header what is said of the machine; the rest is of their own rows.
         for line in header(directory, 1, options.seconds).splitlines()[:MACHINE_LINES]:
             print(line, file=sys.stderr)
         with Cluster(directory / "cluster") as cluster:
+            yield cluster, directory
+
+
+def main() -> int:
+    """Return 1 if records were lost or came twice or a system failed, 130 behind Ctrl-C or SIGTERM, else 0."""
+    options = _options()
+    rate = None if options.max else options.rate
+    plan = Plan(options.workloads, rate, options.seconds, options.warm_up, Bound())
+    results: list[RunResult] = []
+    failures: list[str] = []
+    try:
+        with sigterm_as_ctrl_c(), left_whole(_cluster(options)) as (cluster, directory):
             for name in options.system or SYSTEMS:
                 try:
-                    with started(name, cluster, directory / name) as system:
-                        results += run_interruptibly(compare([system], plan, _tell))
+                    with left_whole(started(name, cluster, directory / name)) as system:
+                        results += run_interruptibly(compare([system], plan, _tell, failures.append))
                 except OutOfReachError as reason:
                     print(f"no {name}: {reason}", file=sys.stderr)
-    if options.plot is not None:
-        plot(results, options.plot)
+                except Exception as error:
+                    failures.append(f"{name}: {words_of(error)}")
+    except KeyboardInterrupt:
+        return INTERRUPTED
     print_results(results, plan.bound if rate is None else None, Output.JSON if options.json else Output.TEXT)
-    return 1 if any(map(is_wrong, results)) else 0
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    if options.plot is not None and results:
+        plot(results, options.plot)
+    return 1 if failures or any(map(is_wrong, results)) else 0
 
 
 def _tell(result: RunResult) -> None:
@@ -117,7 +134,14 @@ def _options(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dir", help="where to put the nodes' files; choose the disk you mean to measure")
     parser.add_argument("--plot", type=Path, help="draw the result as this SVG file")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser.parse_args(given)
+    options = parser.parse_args(given)
+    try:
+        options.workloads = [workload_named(name) for name in options.workload or ()] or list(WORKLOADS)
+        if options.plot is not None:
+            check_plot(options.plot)
+    except CallerError as error:
+        parser.error(str(error))
+    return options
 
 
 if __name__ == "__main__":

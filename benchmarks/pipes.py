@@ -104,7 +104,12 @@ def _command(uri: str, arguments: list[str], stdin: int | None, stdout: int) -> 
         stderr=subprocess.DEVNULL,
         env=environment,
     )
-    _, status, used = os.wait4(process.pid, 0)
+    try:
+        _, status, used = os.wait4(process.pid, 0)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"dlspark {' '.join(arguments)} ended with {process.returncode}")

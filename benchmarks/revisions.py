@@ -133,6 +133,8 @@ def _remove(folder: Path) -> None:
     remove = [*_GIT, "worktree", "remove", "--force", "--force", str(folder)]
     if subprocess.run(remove, capture_output=True, check=False).returncode:
         shutil.rmtree(folder, ignore_errors=True)
+        # git passes over a locked one when it prunes; it refuses to unlock one that is not.
+        subprocess.run([*_GIT, "worktree", "unlock", str(folder)], capture_output=True, check=False)
         subprocess.run([*_GIT, "worktree", "prune"], capture_output=True, check=False)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from dlspark.bench.consuming import words_of
+from dlspark.bench.ending import ENDING, Handlers
 from dlspark.bench.latencies import PERCENTILES
 from dlspark.bench.measuring import RunResult, measurement
 from dlspark.bench.rate_search import Bound
@@ -42,17 +43,29 @@ class Plan:
     bound: Bound
 
 
-async def compare(systems: Sequence[System], plan: Plan, tell: Callable[[RunResult], None]) -> list[RunResult]:
-    """Run all workloads on all systems. `tell` hears of each run, those of a search too."""
+async def compare(
+    systems: Sequence[System],
+    plan: Plan,
+    tell: Callable[[RunResult], None],
+    tell_failure: Callable[[str], None],
+) -> list[RunResult]:
+    """Run all workloads on all systems. `tell` hears of each run, those of a search too.
+
+    A system that fails under a workload has no result there, unless it fails behind that: `tell_failure` hears why, and
+    the others go on.
+    """
     results = []
     for workload in plan.workloads:
         for system in systems:
-            async with measurement(system, workload) as made:
-                if plan.rate is None:
-                    results.append(await made.at_most(plan.seconds, plan.warm_up_s, plan.bound, tell))
-                else:
-                    results.append(await made.at_rate(plan.rate, plan.seconds, plan.warm_up_s))
-                    tell(results[-1])
+            try:
+                async with measurement(system, workload) as made:
+                    if plan.rate is None:
+                        results.append(await made.at_most(plan.seconds, plan.warm_up_s, plan.bound, tell))
+                    else:
+                        results.append(await made.at_rate(plan.rate, plan.seconds, plan.warm_up_s))
+                        tell(results[-1])
+            except Exception as error:
+                tell_failure(f"{system.name}, {workload.name}: {words_of(error)}")
     return results
 
 
@@ -63,17 +76,18 @@ def run_interruptibly(work: Coroutine[Any, Any, _T]) -> _T:
     """
     loop = new_event_loop()
     task = loop.create_task(work)
-    signals = (signal.SIGINT, signal.SIGTERM)
+    before = Handlers()
     try:
         asyncio.set_event_loop(loop)
-        for number in signals:
+        for number in ENDING:
             loop.add_signal_handler(number, task.cancel)
         return loop.run_until_complete(task)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
-        for number in signals:
+        for number in ENDING:
             loop.remove_signal_handler(number)
+        before.restore()  # the loop has set what the system does by default: SIGTERM would leave a sandbox behind
         asyncio.set_event_loop(None)
         loop.close()
 

@@ -109,6 +109,11 @@ class ConsumerProcess:
         return answer
 
 
+def words_of(error: Exception) -> str:
+    """Return what is said of a failure of a system; with its kind, where it is not one of ours."""
+    return str(error) if isinstance(error, DistributedLogError) else f"{type(error).__name__}: {error}"
+
+
 @contextmanager
 def consumer_process(system: System, names: Sequence[str], record_bytes: int) -> Iterator[ConsumerProcess]:
     """Start a process that reads these logs; it has ended when the block is left."""
@@ -145,9 +150,8 @@ def _main(connection: Connection, system: System, names: list[str], record_bytes
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the one that asks has ended
     except Exception as error:
-        text = str(error) if isinstance(error, DistributedLogError) else f"{type(error).__name__}: {error}"
         try:
-            connection.send((text, None))
+            connection.send((words_of(error), None))
         except OSError:
             pass  # likewise
     finally:

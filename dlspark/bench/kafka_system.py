@@ -11,12 +11,13 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from concurrent.futures import TimeoutError  # before Python 3.11 it is not the built-in one
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from confluent_kafka import Consumer as KafkaConsumer
-from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from dlspark.bench.systems import Burst, BurstPublisher, Consumer, Deliver
@@ -29,6 +30,10 @@ LOG_LEVEL: Final = 3
 _POLL_S: Final = 0.1
 _TAKEN: Final = 10_000
 """Messages that are taken at a time."""
+
+
+def _words(error: Exception) -> str:
+    return f"no answer within {TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else str(error)
 
 
 class KafkaPublisher:
@@ -131,12 +136,17 @@ class KafkaTopic:
     async def logs(self, names: Sequence[str]) -> AsyncIterator[None]:
         """Make the topic, with three replicas where there are as many brokers."""
         admin = AdminClient({"bootstrap.servers": self.address})
-        await asyncio.to_thread(self._create, admin, names)
+        creating = asyncio.ensure_future(asyncio.to_thread(self._create, admin, names))
         try:
+            # A thread cannot be cancelled: it may make the topic yet.
+            await asyncio.shield(creating)
             yield
-        finally:
-            for future in admin.delete_topics([names[0]]).values():
-                await asyncio.to_thread(future.result, TIMEOUT_S)
+        except BaseException:
+            await asyncio.wait([creating])
+            with suppress(NotAppliedError):  # what has ended the run comes before a topic that stays
+                await asyncio.to_thread(self._delete, admin, names[0])
+            raise
+        await asyncio.to_thread(self._delete, admin, names[0])
 
     def _create(self, admin: AdminClient, names: Sequence[str]) -> None:
         try:
@@ -147,12 +157,23 @@ class KafkaTopic:
             topic = NewTopic(names[0], num_partitions=len(names), replication_factor=replicas, config=config)
             for future in admin.create_topics([topic]).values():
                 future.result(TIMEOUT_S)
-        except KafkaException as error:
-            message = f"Kafka has not made a topic; nothing was measured: {error}"
+        except (KafkaException, TimeoutError) as error:
+            message = f"Kafka has not made a topic; nothing was measured: {_words(error)}"
             raise NotAppliedError(message, node=self.address) from error
         copies = f"{replicas} {'copy' if replicas == 1 else 'copies'}"
         synced = "each record synced to disk first (flush.messages=1)" if self.synced else "not synced to disk first"
         self.about = f"{copies}, acknowledged by all in sync, {synced}"
+
+    def _delete(self, admin: AdminClient, topic: str) -> None:
+        """Delete the topic, if it is there."""
+        try:
+            for future in admin.delete_topics([topic]).values():
+                future.result(TIMEOUT_S)
+        except (KafkaException, TimeoutError) as error:
+            if isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return
+            message = f"Kafka has not deleted the topic {topic}, which may remain: {_words(error)}"
+            raise NotAppliedError(message, node=self.address) from error
 
     @asynccontextmanager
     async def publisher(self, names: Sequence[str]) -> AsyncIterator[BurstPublisher]:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from dlspark.bench.systems import Burst, BurstPublisher, Consumer, Deliver
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import DistributedLogError
 
 if TYPE_CHECKING:
@@ -124,13 +125,11 @@ class OurLogs:
     @asynccontextmanager
     async def logs(self, names: Sequence[str]) -> AsyncIterator[None]:
         """Make logs, and delete them when the block is left."""
-        async with self._namespace() as namespace:
-            try:
-                for name in names:
-                    await namespace.create_log(name)
-                yield
-            finally:
-                await _each_deleted(names, namespace.delete_log)
+        async with (
+            self._namespace() as namespace,
+            logs_while(names, namespace.create_log, namespace.delete_log),
+        ):
+            yield
 
     @asynccontextmanager
     async def publisher(self, names: Sequence[str]) -> AsyncIterator[BurstPublisher]:
@@ -160,16 +159,36 @@ class OurLogs:
                 await tasks.end()
 
 
-async def _each_deleted(names: Sequence[str], delete: Callable[[str], Awaitable[None]]) -> None:
-    """Delete all logs, also where one cannot be; then raise the first failure."""
+@asynccontextmanager
+async def logs_while(
+    names: Sequence[str], create: Callable[[str], Awaitable[object]], delete: Callable[[str], Awaitable[object]]
+) -> AsyncIterator[None]:
+    """Make logs, and delete them when the block is left. What has made it end comes before a log that stays."""
+    begun: list[str] = []
+    try:
+        for name in names:
+            begun.append(name)  # before: it may be there, too, where its creation was cancelled
+            await create(name)
+        yield
+    except BaseException:
+        await _each_deleted(begun, delete)
+        raise
+    failed = await _each_deleted(begun, delete)
+    if failed is not None:
+        raise failed
+
+
+async def _each_deleted(names: Sequence[str], delete: Callable[[str], Awaitable[object]]) -> DistributedLogError | None:
+    """Delete all logs that are there, also where one cannot be; return the first failure."""
     failed: DistributedLogError | None = None
     for name in names:
         try:
             await delete(name)
+        except LogNotFoundError:
+            pass
         except DistributedLogError as error:
             failed = failed or error
-    if failed is not None:
-        raise failed
+    return failed
 
 
 class ProxyPublisher:
@@ -225,13 +244,11 @@ class ThroughProxies:
         """Make logs, and delete them when the block is left."""
         from dlspark.serving.client.client import AsyncClient
 
-        async with await AsyncClient.connect(self.where, self.values) as client:
-            try:
-                for name in names:
-                    await client.create(name)
-                yield
-            finally:
-                await _each_deleted(names, client.delete)
+        async with (
+            await AsyncClient.connect(self.where, self.values) as client,
+            logs_while(names, client.create, client.delete),
+        ):
+            yield
 
     @asynccontextmanager
     async def publisher(self, names: Sequence[str]) -> AsyncIterator[BurstPublisher]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlspark.cli.common import ConfOption, Output, OutputOption, SetOption, UriOption, print_result, settings_of, table
+from dlspark.cli.common import ConfOption, Output, OutputOption, SetOption, print_result, settings_of, table
 from metadata.foundation.errors import CallerError
 
 if TYPE_CHECKING:
@@ -54,17 +52,24 @@ def bench(
         float, typer.Option("--p99", help="With --max: milliseconds from due to acknowledged that p99 stays below.")
     ] = 100,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the result as this SVG file.")] = None,
-    uri: UriOption = None,
+    uri: Annotated[
+        str | None,
+        typer.Option(
+            "--uri", "-u", help="Namespace URI, distributedlog://host:port/path; a sandbox of its own if not said."
+        ),
+    ] = None,
     conf: ConfOption = None,
     values: SetOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Write and read a load like OpenMessaging's, and say how long records took from when they were due. Logs of its
-    own in the namespace of --uri, else on a sandbox of three nodes that is made for it; both are taken away. Exits with
-    3 where records were lost or came twice.
+    own in the namespace of --uri alone (not of DLSPARK_URI), else on a sandbox of three nodes that is made for it; both
+    are taken away. Exits with 3 where records were lost or came twice, else with 1 where a system failed; what was
+    measured of others is printed.
     """
     from dlspark.bench.comparing import Plan, check_plot, compare, is_wrong, run_interruptibly
     from dlspark.bench.comparing import plot as draw
+    from dlspark.bench.ending import left_whole, sigterm_as_ctrl_c
     from dlspark.bench.peers import peer_of
     from dlspark.bench.rate_search import Bound
     from dlspark.bench.workloads import WORKLOADS, workload_named
@@ -76,27 +81,32 @@ def bench(
     if plot is not None:
         check_plot(plot)
     plan = Plan(workloads, None if maximum else rate or DEFAULT_RATE, seconds, warm_up, Bound(p99_ms=p99))
-    # SIGTERM ends it in order, like Ctrl-C.
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        with _ours(uri, conf, values, proxies=PROXIES in (against or ())) as systems:
-            results = run_interruptibly(compare([*systems, *peers], plan, _tell))
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    if plot is not None:
-        draw(results, plot)
+    ours = _ours(uri, conf, values, proxies=PROXIES in (against or ()))
+    failures: list[str] = []
+    with sigterm_as_ctrl_c(), left_whole(ours) as systems:
+        results = run_interruptibly(compare([*systems, *peers], plan, _tell, failures.append))
     print_results(results, plan.bound if maximum else None, output)
+    for failure in failures:
+        typer.echo(f"dlspark: {failure}", err=True)
+    if plot is not None and results:
+        draw(results, plot)
     if any(map(is_wrong, results)):
         typer.echo("dlspark: records were lost or came twice", err=True)
         raise typer.Exit(3)
+    if failures:
+        raise typer.Exit(1)
 
 
 def print_results(results: list[RunResult], bound: object | None, output: Output) -> None:
-    """Print all results as a table with its notes, or as one JSON object. `bound`: of a search for the highest rate."""
+    """Print all results, if any, as a table with its notes, or all as one JSON object. `bound`: of a search for the
+    highest rate.
+    """
     from dlspark.bench.comparing import COLUMNS, SPARE, notes, table_rows
 
-    shown = [*table(*COLUMNS, rows=table_rows(results), spare=SPARE).lines(), "", *notes(results)]
-    if bound is not None:
+    shown = []
+    if results:
+        shown += [*table(*COLUMNS, rows=table_rows(results), spare=SPARE).lines(), "", *notes(results)]
+    if results and bound is not None:
         shown.append(f"highest: {bound}")
     print_result(output, {"results": [one.as_json() for one in results]}, shown)
 
@@ -116,8 +126,10 @@ def _ours(uri: str | None, conf: Path | None, values: list[str] | None, *, proxi
 
     settings = settings_of(conf, values)
     if uri is not None:
+        typer.echo(f"measuring {uri}", err=True)
         yield [OurLogs(uri, settings), *([ThroughProxies(uri)] if proxies else [])]
         return
+    typer.echo(f"measuring a temporary sandbox of {NODES} nodes (--uri measures a namespace)", err=True)
     from dlspark.sandbox.proxies import READER
     from dlspark.sandbox.sandbox import Sandbox
 
@@ -131,7 +143,3 @@ def _ours(uri: str | None, conf: Path | None, values: list[str] | None, *, proxi
             between = tuple(pid for index in (0, READER) if (pid := sandbox.proxies.pid(index)) is not None)
             systems.append(ThroughProxies(sandbox.uri, (*nodes, *between)))
         yield systems
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -79,10 +79,16 @@ def test_rows_are_matched_and_their_rounds_put_together() -> None:
 def test_a_row_that_one_revision_lacks_is_said_and_is_no_error() -> None:
     found = compare_turns([turn(1.0), turn(1.0, key="P9")], [turn(1.0), turn(2.0, key="P8")])
     assert [pair.key for pair in found.pairs] == ["P5"]
-    assert found.only == {OLD: ["P9 entries, over k/s: limit"], NEW: ["P8 entries, over k/s: limit"]}
+    assert found.only == {OLD: ["P9 entries in k/s, over k/s: limit"], NEW: ["P8 entries in k/s, over k/s: limit"]}
     printed = comparison_table(found).splitlines()
-    assert "Only the old revision has: P9 entries, over k/s: limit" in printed
-    assert "Only the new revision has: P8 entries, over k/s: limit" in printed
+    assert "Only the old revision has: P9 entries in k/s, over k/s: limit" in printed
+    assert "Only the new revision has: P8 entries in k/s, over k/s: limit" in printed
+
+
+def test_rows_of_different_units_are_not_compared() -> None:
+    found = compare_turns([turn(1.0, unit="us")], [turn(900.0, unit="ns")])
+    assert found.pairs == []
+    assert found.only == {OLD: ["P5 entries in us, over us: limit"], NEW: ["P5 entries in ns, over ns: limit"]}
 
 
 def test_a_revision_from_before_there_were_costs_is_compared_without_them() -> None:
@@ -96,7 +102,7 @@ def test_a_revision_from_before_there_were_costs_is_compared_without_them() -> N
 def test_a_row_that_was_not_measured_is_one_that_the_revision_lacks() -> None:
     empty = json.loads(json.dumps(as_json([Row("P5", "entries", "k/s", "k/s: limit", Target(1.0))])))
     found = compare_turns([empty], [turn(1.0)])
-    assert (found.pairs, found.only[NEW]) == ([], ["P5 entries, over k/s: limit"])
+    assert (found.pairs, found.only[NEW]) == ([], ["P5 entries in k/s, over k/s: limit"])
 
 
 def test_what_cannot_be_believed_and_rounds_that_differ_are_said_of_their_side() -> None:

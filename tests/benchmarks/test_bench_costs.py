@@ -25,6 +25,7 @@ from benchmarks.costs import (
     calls_in,
     costs_of,
     difference,
+    numbers_of,
     refusal_of,
     summed,
 )
@@ -129,6 +130,37 @@ def test_a_perf_that_refuses_is_waited_for_and_its_words_are_kept(
         pass
     calls.units = 1
     assert (calls.figures, calls.missing) == ({}, "perf does not count here: Error: you may not")
+
+
+COUNTS_NOT_ALL = """\
+#!%s
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+control, answers = map(int, sys.argv[sys.argv.index("--control") + 1][3:].split(","))
+for _ in range(2):
+    os.read(control, 100)
+    os.write(answers, b"ack\\n\\0")
+print("<not supported>,,raw_syscalls:sys_enter,0,100.00,,", file=sys.stderr)
+"""
+
+
+def test_an_event_that_perf_cannot_count_does_not_end_the_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "perf"
+    program.write_text(COUNTS_NOT_ALL % sys.executable)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    calls = CallCount({CLIENT: [os.getpid()]})
+    with calls:
+        pass
+    calls.units = 1
+    assert calls.figures == {}
+    assert calls.missing.startswith("perf does not count here: raw_syscalls:sys_enter, ")
+
+
+def test_a_counter_that_the_kernel_does_not_have_is_0() -> None:
+    assert numbers_of("syscr: 5\nsyscw: 7\n", ["syscw", "write_bytes"]) == {"syscw": 7, "write_bytes": 0}
 
 
 def test_syncs_of_another_process_are_counted_or_it_is_said_why_not(tmp_path: Path) -> None:

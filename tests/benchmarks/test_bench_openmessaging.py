@@ -28,7 +28,7 @@ def test_a_system_delivers_what_it_acknowledged_once(name: str, cluster: Cluster
     plan = Plan([WORKLOADS[2]], 200, 1, 1, Bound())
     try:
         with started(name, cluster, tmp_path / name) as system:
-            (result,) = run_interruptibly(compare([system], plan, lambda one: None))
+            (result,) = run_interruptibly(compare([system], plan, lambda one: None, pytest.fail))
     except OutOfReachError as reason:
         pytest.skip(str(reason))
     assert (result.system, result.workload) == (name, "16-logs-100B")
@@ -40,4 +40,12 @@ def test_a_system_delivers_what_it_acknowledged_once(name: str, cluster: Cluster
 
 def test_all_systems_and_workloads_are_measured_if_none_is_named() -> None:
     options = _options([])
-    assert (options.system, options.workload, options.max) == (None, None, False)
+    assert (options.system, options.workloads, options.max) == (None, list(WORKLOADS), False)
+
+
+@pytest.mark.parametrize("given", [["--workload", "2-logs"], ["--plot", "x.png"]])
+def test_what_cannot_be_is_wrong_usage(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        _options(given)
+    assert ended.value.code == 2
+    assert given[1] in capsys.readouterr().err

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.revisions import PACKAGES, ROOT, Revision, RevisionError, other_revision, this_tree
+from benchmarks.revisions import PACKAGES, ROOT, Revision, RevisionError, _remove, other_revision, this_tree
 
 pytestmark = [
     pytest.mark.processes,
@@ -76,6 +76,15 @@ def measuring(parent: int) -> int:
                 return int(child)
         time.sleep(0.05)
     raise TimeoutError("no benchmarks were started")
+
+
+def test_a_worktree_that_git_was_making_when_it_was_stopped_is_forgotten(tmp_path: Path) -> None:
+    folder = tmp_path / "revision"
+    add = ["git", "-C", str(ROOT), "worktree", "add", "--detach", "--no-checkout", "--lock", str(folder), "HEAD"]
+    subprocess.run(add, capture_output=True, check=True)
+    (folder / ".git").unlink()  # git makes it, and goes on to check files out, while the worktree is locked
+    _remove(folder)
+    assert left_in(tmp_path) == []
 
 
 def test_code_that_would_come_from_elsewhere_is_not_measured(tmp_path: Path) -> None:

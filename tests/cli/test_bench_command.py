@@ -65,6 +65,7 @@ def test_ours_and_the_proxies_of_a_namespace_beside_each_other(sandbox: Sandbox)
         options = ["--workload", "16-logs-100B", "--rate", "2000", "--seconds", "1", "--against", "proxies"]
         done = CliRunner().invoke(app, ["bench", *options, "--uri", sandbox.uri])
         assert done.exit_code == 0, done.output
+        assert done.stderr.startswith(f"measuring {sandbox.uri}\n")
         assert namespace.logs(recursive=True) == ["mine"]  # those of the load are deleted
     lines = done.stdout.splitlines()
     assert lines[0].startswith("system")
@@ -115,7 +116,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
         program.kill()
         program.wait()
     assert program.returncode == 130
-    assert errors == ""
+    assert errors == "measuring a temporary sandbox of 3 nodes (--uri measures a namespace)\n"
     assert psutil.wait_procs(started, timeout=10)[1] == []
     assert not list(tmp_path.glob("dlspark-load-*"))
 

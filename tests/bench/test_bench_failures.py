@@ -1,0 +1,77 @@
+"""One system of several fails: what was measured of the others is there, and what failed is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dlspark.bench import comparing
+from dlspark.bench.comparing import Plan, compare
+from dlspark.bench.latencies import Latencies
+from dlspark.bench.measuring import RunResult
+from dlspark.bench.rate_search import Bound
+from dlspark.bench.workloads import WORKLOADS
+from dlspark.cli import bench
+from dlspark.cli.main import app
+from metadata.foundation.errors import NotAppliedError
+
+TIMES = Latencies().as_ms()
+FAILED = "1-log-100B: it is not there"
+
+
+class KnownRun:
+    """A measurement that is done at once."""
+
+    def __init__(self, system: str, workload: str) -> None:
+        self._said = (system, workload, "none")
+
+    async def at_rate(self, rate: float, seconds: float, warm_up_s: float) -> RunResult:
+        return RunResult(*self._said, seconds, rate, rate, TIMES, TIMES, 0, 0, 0, 0, 0, None, None, None)
+
+
+@asynccontextmanager
+async def known_measurement(system: Any, workload: Any) -> AsyncIterator[KnownRun]:
+    if system.name == "absent":
+        raise NotAppliedError("it is not there")
+    yield KnownRun(system.name, workload.name)
+    if system.name == "stays":
+        raise OSError("no room")
+
+
+@pytest.fixture
+def systems(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    monkeypatch.setattr(comparing, "measurement", known_measurement)
+    return [SimpleNamespace(name=name) for name in ("first", "absent", "stays", "last")]
+
+
+async def test_a_system_that_fails_is_said_and_the_others_have_results(systems: list[Any]) -> None:
+    failures: list[str] = []
+    plan = Plan(WORKLOADS[:1], 5, 1, 0, Bound())
+    results = await compare(systems, plan, lambda one: None, failures.append)
+    assert [one.system for one in results] == ["first", "stays", "last"]
+    assert failures == [f"absent, {FAILED}", "stays, 1-log-100B: OSError: no room"]
+
+
+def test_the_command_prints_what_there_is_before_it_draws_and_ends_with_1(
+    systems: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def draw(results: list[RunResult], path: Path) -> None:
+        raise NotAppliedError("it cannot be drawn")
+
+    monkeypatch.setattr(bench, "_ours", lambda *given, proxies: nullcontext(systems[:2]))
+    monkeypatch.setattr(comparing, "plot", draw)
+    monkeypatch.setattr(comparing, "check_plot", lambda path: None)
+    options = ["bench", "-w", "1-log-100B", "--output", "json"]
+    for more in ([], ["--plot", str(tmp_path / "x.svg")]):
+        done = CliRunner().invoke(app, [*options, *more])
+        assert done.exit_code == 1
+        assert [one["system"] for one in json.loads(done.stdout)["results"]] == ["first"]
+        assert f"dlspark: absent, {FAILED}\n" in done.stderr
+    assert "it cannot be drawn" in done.stderr
