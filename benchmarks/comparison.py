@@ -112,7 +112,7 @@ def _rows(turns: Sequence[Turn]) -> dict[_Name, list[Mapping[str, Any]]]:
 
 
 def _pair(name: _Name, old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> Pair:
-    *said, unit = name
+    key, what, limit, unit = name
     figures = {kind: (_all(old, kind), _all(new, kind)) for kind in ("measured", "ratios")}
     main = [Figure(MEASURED, unit, *figures["measured"]), Figure(RATIO, unit, *figures["ratios"])]
     remarks = dict.fromkeys(
@@ -121,7 +121,7 @@ def _pair(name: _Name, old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[s
     for side, values in zip((OLD, NEW), figures["measured"], strict=True):
         if is_wide(values):
             remarks[f"{side}: rounds differ by more than half"] = None
-    return Pair(*said, main, _cost_figures(old, new), list(remarks))
+    return Pair(key, what, limit, main, _cost_figures(old, new), list(remarks))
 
 
 def _all(rows: Sequence[Mapping[str, Any]], kind: str) -> list[float]:

@@ -63,13 +63,18 @@ class Delivered:
     """What has come of the records that were due in a window?"""
 
     latencies: Latencies = field(default_factory=Latencies)
-    """From due to delivered."""
+    """From due to delivered, of what was delivered: `Load.count_undelivered` adds the rest."""
     lost: int = 0
     """Acknowledged and not delivered, in all runs."""
     twice: int = 0
     """Likewise."""
     processor_s: float | None = None
     """What the process that reads spent in the window."""
+    missing: list[list[tuple[int, int]]] = field(default_factory=list)
+    """For each log the numbers of records that were handed over and have not come, in all runs: from the first of a
+    pair to before the second."""
+    at_ns: int = 0
+    """When they were given up."""
 
 
 Request: TypeAlias = MeasureWindow | CountDelivered | Finish
@@ -193,8 +198,7 @@ class Tally:
             log, data, at_ns = self._arrived.popleft()
             numbers, due_ns = read_records(data, self._record_bytes)
             self._logs[log].add(numbers)
-            measured = due_ns[(due_ns >= self._window.from_ns) & (due_ns < self._window.to_ns)]
-            self._latencies.add(at_ns - measured)
+            self._latencies.add(at_ns - self._window.part_of(due_ns))
 
     async def answer(self, request: Request) -> Delivered | int | None:
         """Return the answer to a request."""
@@ -209,7 +213,9 @@ class Tally:
             await asyncio.sleep(_TURN_S)
             self.look()
         spent = None if self._spending is None else self._spending.seconds
-        return Delivered(self._latencies, lost, sum(log.twice for log in self._logs), spent)
+        missing = [log.missing(written) for log, written in zip(self._logs, request.written, strict=True)]
+        twice = sum(log.twice for log in self._logs)
+        return Delivered(self._latencies, lost, twice, spent, missing, time.monotonic_ns())
 
     def _lost(self, request: Finish) -> int:
         pairs = zip(self._logs, request.written, request.unacknowledged, strict=True)

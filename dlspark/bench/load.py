@@ -3,7 +3,7 @@
 No step is taken for a single record: every millisecond at most, the records of a log that have fallen due since are one
 burst. Where the publisher has no room they wait, and the next burst is larger. Records that were never handed over, or
 had no outcome when the run was given up, count with the time that they had waited by then: a system that stands still
-is not measured by what it did before.
+is not measured by what it did before. `count_undelivered` does the same for those that were not delivered.
 
 What is under way is bounded for each system alike (`MAX_UNDER_WAY_BYTES`).
 """
@@ -13,18 +13,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from dlspark.bench.latencies import Latencies
 from dlspark.bench.processors import Spending
 from dlspark.bench.records import RecordMaker
 from dlspark.bench.systems import Burst, BurstPublisher, Outcome
 from dlspark.bench.workloads import SECOND_NS, BenchWorkload, Schedule
+from metadata.foundation.errors import InvariantViolation
 
 TURN_NS: Final = 1_000_000
 """Records that fall due within it are handed over together, as clients of brokers gather theirs (`linger.ms` 1)."""
@@ -45,6 +48,10 @@ class MeasuredWindow:
     def seconds(self) -> float:
         """How long it is."""
         return (self.to_ns - self.from_ns) / SECOND_NS
+
+    def part_of(self, due_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return those of the due times that lie in it."""
+        return due_ns[(due_ns >= self.from_ns) & (due_ns < self.to_ns)]
 
 
 @dataclass
@@ -87,6 +94,10 @@ class Load:
         """Records so far, in all runs."""
         self.unacknowledged: list[list[tuple[int, int]]] = [[] for _ in range(workload.logs)]
         """For each log the numbers (first, count) of records that were refused or have no outcome."""
+        self._refused: list[list[tuple[int, int]]] = [[] for _ in range(workload.logs)]
+        """Which of them were refused."""
+        self._last: tuple[Schedule, list[int], MeasuredWindow] | None = None
+        """The last run, and `handed_over` before it."""
 
     async def run(
         self,
@@ -100,6 +111,7 @@ class Load:
         """
         published = Published()
         before = list(self.handed_over)
+        self._last = schedule, before, window
         with ThreadPoolExecutor(1, "dlspark-bench-pace") as pace:
             while (now := time.monotonic_ns()) < schedule.end_ns:
                 for spending in spendings:
@@ -149,6 +161,7 @@ class Load:
                 _count_latencies(published, burst.due_ns, at_ns, window)
             else:
                 self.unacknowledged[burst.log].append((burst.first, len(burst)))
+                self._refused[burst.log].append((burst.first, len(burst)))
                 published.refused += len(burst)
                 published.reason = published.reason or reason
 
@@ -158,12 +171,33 @@ class Load:
 
     def _count_left(self, schedule: Schedule, before: list[int], window: MeasuredWindow, published: Published) -> None:
         """Count what was due and not handed over, with the time that it has waited."""
+        for due_ns in self._not_handed_over(schedule, before):
+            published.not_handed_over += _count_latencies(published, due_ns, schedule.end_ns, window)
+
+    def _not_handed_over(self, schedule: Schedule, before: list[int]) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield when records were due that were not handed over, some at a time."""
         for log in range(self._logs):
             handed = self.handed_over[log] - before[log]
-            due = schedule.due_in(log, schedule.end_ns)
-            for first in range(handed, due, self._burst_records):
-                due_ns = schedule.due_ns(log, first, min(self._burst_records, due - first))
-                published.not_handed_over += _count_latencies(published, due_ns, schedule.end_ns, window)
+            yield from self._due_ns(schedule, log, handed, schedule.due_in(log, schedule.end_ns))
+
+    def _due_ns(self, schedule: Schedule, log: int, begin: int, end: int) -> Iterator[npt.NDArray[np.int64]]:
+        for first in range(begin, end, self._burst_records):
+            yield schedule.due_ns(log, first, min(self._burst_records, end - first))
+
+    def count_undelivered(self, latencies: Latencies, missing: Sequence[Sequence[tuple[int, int]]], at_ns: int) -> None:
+        """Count records of the last run that were not delivered, with the time that they have waited. What was refused
+        is left out, as it is where acknowledgements are counted. `missing`: as in `Delivered`, given up at `at_ns`.
+        """
+        if self._last is None:
+            raise InvariantViolation("no load was run: there is nothing that could be delivered")
+        schedule, before, window = self._last
+        for due_ns in self._not_handed_over(schedule, before):
+            latencies.add(schedule.end_ns - window.part_of(due_ns))
+        for log, pairs in enumerate(missing):
+            for begin, end in without(pairs, self._refused[log]):
+                first = max(begin, before[log]) - before[log]
+                for due_ns in self._due_ns(schedule, log, first, end - before[log]):
+                    latencies.add(at_ns - window.part_of(due_ns))
 
     async def _drain(self, published: Published, window: MeasuredWindow) -> None:
         """Wait until everything under way has its outcome, `GRACE_S` at most."""
@@ -178,9 +212,27 @@ class Load:
             _count_latencies(published, burst.due_ns, time.monotonic_ns(), window)
 
 
+def without(pairs: Iterable[tuple[int, int]], taken: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield what is left of ranges (begin, end), in order, without others (first, count)."""
+    others = sorted(taken)
+    at = 0
+    for start, end in pairs:
+        begin = start
+        while at < len(others) and sum(others[at]) <= begin:
+            at += 1
+        for first, count in islice(others, at, None):
+            if first >= end:
+                break
+            if first > begin:
+                yield begin, first
+            begin = max(begin, first + count)
+        if begin < end:
+            yield begin, end
+
+
 def _count_latencies(published: Published, due_ns: np.ndarray, at_ns: int, window: MeasuredWindow) -> int:
     """Count the records of the window with the time from due to `at_ns`, and return how many these are."""
-    measured = due_ns[(due_ns >= window.from_ns) & (due_ns < window.to_ns)]
+    measured = window.part_of(due_ns)
     published.latencies.add(at_ns - measured)
     published.due += len(measured)
     return len(measured)

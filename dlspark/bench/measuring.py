@@ -40,7 +40,7 @@ class RunResult:
     publish_ms: dict[str, float]
     """From due to acknowledged: p50, p95, p99, p99_9, max."""
     end_to_end_ms: dict[str, float]
-    """From due to delivered."""
+    """From due to delivered, or until given up."""
     not_handed_over: int
     """Records that were due and for which there was no room until the end."""
     refused: int
@@ -98,6 +98,7 @@ class Measurement:
         published, backlog = await self._load.run(schedule, window, (writing, servers), self._backlog)
         finish = Finish(self._load.handed_over, self._load.unacknowledged)
         delivered: Delivered = await self._consumers.ask(finish)
+        self._load.count_undelivered(delivered.latencies, delivered.missing, delivered.at_ns)
         count = published.acknowledged
         return RunResult(
             system=self._system.name,

@@ -102,12 +102,16 @@ class DeliveredRecords:
                 return
         self.twice += 1
 
+    def missing(self, written: int) -> list[tuple[int, int]]:
+        """Return which numbers below `written` have not come: from the first of a pair to before the second."""
+        return [*self._gaps, (self._next, max(written, self._next))]
+
     def lost(self, written: int, refused: Iterable[tuple[int, int]] = ()) -> int:
         """Return how many records have not come, of `written` whose numbers are from 0 on.
 
         `refused`: numbers that were not acknowledged, as pairs (first, count): these may be missing.
         """
-        gaps = [*self._gaps, (self._next, max(written, self._next))]
+        gaps = self.missing(written)
         missing = sum(end - begin for begin, end in gaps)
         for first, count in refused:
             missing -= sum(max(0, min(end, first + count) - max(begin, first)) for begin, end in gaps)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlspark.bench.consuming import Delivered, Finish, Tally
 from dlspark.bench.latencies import Latencies
-from dlspark.bench.load import Load, MeasuredWindow
+from dlspark.bench.load import Load, MeasuredWindow, without
 from dlspark.bench.rate_search import Bound, highest_rate
 from dlspark.bench.records import MAX_GAPS, DeliveredRecords, RecordMaker, read_records
 from dlspark.bench.systems import Burst
@@ -214,6 +215,62 @@ async def test_what_a_publisher_has_no_room_for_counts_with_the_time_that_it_has
     assert published.not_handed_over > 1_000
     # The oldest of them has waited for most of the window: it is not left out of the percentiles.
     assert published.latencies.max_us >= 60_000
+
+
+async def test_what_is_not_delivered_counts_once_with_the_time_that_it_has_waited() -> None:
+    publisher = KnownPublisher(room=3, refused=[1])
+    load, schedule, _ = _run(publisher)
+    published, _ = await load.run(schedule, MeasuredWindow(schedule.begin_ns, schedule.end_ns))
+    delivered = Latencies()
+    load.count_undelivered(delivered, [[(0, count)] for count in load.handed_over], schedule.end_ns + SECOND_NS)
+    # All that is due and was not refused: what was never handed over, too.
+    assert published.not_handed_over > 1_000
+    assert delivered.count == published.due
+    assert delivered.percentile_us(1 / delivered.count) <= 100_000, "not handed over: until the end of the schedule"
+    assert delivered.max_us >= 1_000_000
+
+
+async def test_what_an_earlier_run_has_not_delivered_does_not_count() -> None:
+    load, schedule, window = _run(KnownPublisher())
+    await load.run(schedule, window)
+    begin_ns = time.monotonic_ns()
+    again = Schedule(1_000, 4, begin_ns, 0.02)
+    await load.run(again, MeasuredWindow(begin_ns, again.end_ns))
+    delivered = Latencies()
+    load.count_undelivered(delivered, [[(10, 20), (499, count)] for count in load.handed_over], again.end_ns)
+    assert delivered.count == 20
+    assert delivered.max_us == 20_000
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8),
+    st.lists(st.tuples(st.integers(0, 90), st.integers(1, 20)), max_size=8),
+)
+def test_ranges_without_others_are_what_sets_say(steps: list[tuple[int, int]], taken: list[tuple[int, int]]) -> None:
+    pairs, at = [], 0
+    for gap, length in steps:
+        pairs.append((at + gap, at + gap + length))
+        at += gap + length
+    left = {number for begin, end in pairs for number in range(begin, end)}
+    for first, count in taken:
+        left -= set(range(first, first + count))
+    found = [number for begin, end in without(pairs, taken) for number in range(begin, end)]
+    assert found == sorted(left)
+
+
+async def test_the_side_that_reads_says_which_records_have_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlspark.bench.consuming.CATCH_UP_S", 0.01)
+    tally = Tally(2, 100)
+    rows = RecordMaker(100).make(0, np.arange(10, dtype=np.int64))
+    tally.deliver(0, rows[:4].tobytes(), 50)
+    tally.deliver(0, rows[6:].tobytes(), 60)
+    tally.look()
+    before_ns = time.monotonic_ns()
+    delivered = await tally.answer(Finish([12, 3], [[(4, 1)], []]))
+    assert isinstance(delivered, Delivered)
+    assert delivered.missing == [[(4, 6), (10, 12)], [(0, 3)]]
+    assert delivered.lost == 6
+    assert delivered.at_ns > before_ns
 
 
 async def test_a_burst_that_is_refused_is_counted_once_and_may_be_missing() -> None:
