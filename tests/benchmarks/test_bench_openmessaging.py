@@ -23,7 +23,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] if name.startswith("pulsar") else []) for name in SYSTEMS],
+)
 def test_a_system_delivers_what_it_acknowledged_once(name: str, cluster: Cluster, tmp_path: Path) -> None:
     plan = Plan([WORKLOADS[2]], 200, 1, 1, Bound())
     try:

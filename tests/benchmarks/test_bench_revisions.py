@@ -146,6 +146,7 @@ def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return origins
 
 
+@pytest.mark.long
 def test_every_process_runs_the_code_of_its_revision(asking: Path, tmp_path: Path) -> None:
     """Storage nodes, proxies, spawned children, Spark's driver and its workers, all from the worktree's folder."""
     program = tmp_path / "program.py"
