@@ -67,7 +67,7 @@ def bench(
     are taken away. Exits with 3 where records were lost or came twice, else with 1 where a system failed; what was
     measured of others is printed.
     """
-    from dlspark.bench.comparing import Plan, check_plot, compare, is_wrong, run_interruptibly
+    from dlspark.bench.comparing import Plan, check_plot, compare, run_interruptibly
     from dlspark.bench.comparing import plot as draw
     from dlspark.bench.ending import left_whole, sigterm_as_ctrl_c
     from dlspark.bench.peers import peer_of
@@ -90,6 +90,12 @@ def bench(
         typer.echo(f"dlspark: {failure}", err=True)
     if plot is not None and results:
         draw(results, plot)
+    _exit_by(results, failures)
+
+
+def _exit_by(results: list[RunResult], failures: list[str]) -> None:
+    from dlspark.bench.comparing import is_wrong
+
     if any(map(is_wrong, results)):
         typer.echo("dlspark: records were lost or came twice", err=True)
         raise typer.Exit(3)
