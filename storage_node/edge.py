@@ -310,6 +310,11 @@ class Disk(Protocol):
         `journal-1` and so on), `entries` (in order), `reads` (a few at a time), `files` (in order)."""
         ...
 
+    def at_once(self, pool: str, call: Callable[[], T], limit_s: float) -> asyncio.Future[T] | None:
+        """Run a call here, where each of the pool's last ones took no more than `limit_s`. Returns the future, which is
+        done; None: it was not run, and is for `submit`."""
+        ...
+
     def close(self) -> None:
         """Wait for what was submitted and end the threads; the disk may be used again."""
         ...

@@ -11,6 +11,7 @@ from typing import Final
 COVERAGE_POINTS: Final = (
     "client.killed",
     "clock.jump",
+    "disk.at-once",
     "disk.bit-flip",
     "disk.eio-read",
     "disk.eio-sync",

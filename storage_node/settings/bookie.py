@@ -130,6 +130,16 @@ class BookieSettings:
         minimum=0,
         maximum=100,
     )
+    journal_in_place_micros: int = setting(
+        WHOLE,
+        1000,
+        "journalInPlaceMicros",
+        "A commit of a single block, while no other one is under way, is made without a hand-over to a thread where "
+        "each of the last 16 commits took no longer than this, microseconds. The node does nothing else meanwhile, so "
+        "that a disk that hangs holds up its reads as well. 0: never; and never with several journals",
+        minimum=0,
+        maximum=1_000_000,
+    )
 
     flush_interval_ms: int = setting(
         WHOLE,

@@ -13,6 +13,8 @@ import logging
 import os
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -28,6 +30,10 @@ T = TypeVar("T")
 THREADS = {"journal": 2, "entries": 1, "reads": 4, "files": 1}
 """Threads a pool (`journal-1` has as many as `journal`). Only long single calls go there: many short ones would fight
 the loop for the interpreter."""
+
+QUICK_CALLS = 16
+"""So many calls in a row must have been short before one is run without a thread: a disk that hesitates now and then
+stops the loop once in as many."""
 
 READ_NOW = getattr(os, "RWF_NOWAIT", 0)
 
@@ -131,6 +137,8 @@ class _Pool:
 
     def __init__(self, name: str, threads: int) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._times_s: deque[float] = deque(maxlen=QUICK_CALLS)
+        """What the last calls took."""
         self._threads = [
             threading.Thread(target=self._run, name=f"bookie-{name}-{index}", daemon=True) for index in range(threads)
         ]
@@ -141,6 +149,21 @@ class _Pool:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._calls.put(partial(self._perform, loop, future, call))
+        return future
+
+    def at_once(self, call: Callable[[], T], limit_s: float) -> asyncio.Future[T] | None:
+        times_s = self._times_s
+        if len(times_s) < QUICK_CALLS or max(times_s) > limit_s:
+            return None
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        began = time.perf_counter()
+        try:
+            result = call()
+        except Exception as error:  # handed on, as a thread's
+            _fail(future, error)
+        else:
+            _succeed(future, result)
+        times_s.append(time.perf_counter() - began)
         return future
 
     def close(self) -> None:
@@ -158,13 +181,14 @@ class _Pool:
             work()
             del work
 
-    @staticmethod
-    def _perform(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], call: Callable[[], T]) -> None:
+    def _perform(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], call: Callable[[], T]) -> None:
+        began = time.perf_counter()
         try:
             result = call()
         except BaseException as error:  # carried over to the loop, whatever it is
             _hand_back(loop, partial(_fail, future, error))
         else:
+            self._times_s.append(time.perf_counter() - began)
             _hand_back(loop, partial(_succeed, future, result))
 
 
@@ -298,6 +322,11 @@ class SystemDisk:
             self._spare.hold()
             self._pools[pool] = _Pool(pool, THREADS[pool.partition("-")[0]])
         return self._pools[pool].submit(call)
+
+    def at_once(self, pool: str, call: Callable[[], T], limit_s: float) -> asyncio.Future[T] | None:
+        """Run the call here, where each of the pool's last calls took no more than `limit_s`; None: not here."""
+        known = self._pools.get(pool)
+        return None if known is None else known.at_once(call, limit_s)
 
     def close(self) -> None:
         """Finish what was submitted and end the threads; a later `submit` starts them again."""

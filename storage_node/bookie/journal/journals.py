@@ -101,6 +101,8 @@ class Journals:
                     supervisor=supervisor,
                     pool="journal" if owner.number == 0 else f"journal-{owner.number}",
                     gathers=owner.count > 1,
+                    # A journal that is written by the loop holds up all the others.
+                    in_place_s=settings.journal_in_place_micros / 1e6 if owner.count == 1 else 0.0,
                 )
                 begun.append(journal)
         except BaseException:

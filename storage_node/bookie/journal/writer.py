@@ -4,6 +4,9 @@ Records are already in a slab when the journal hears of them (`extend`); the cal
 the batch that holds them is on disk. Whatever has gathered when a slot is free becomes a batch; at most two are in
 flight; acknowledgements are given in the order of the batches, after fdatasync, never before (I1).
 
+A batch of one block that is alone is committed by the loop itself, where the disk has been quick lately: two
+hand-overs between threads would cost more than such a commit. What arrives meanwhile is the next batch.
+
 Small batches are copied behind their header into one block-aligned buffer; large ones are written from the slab where
 they lie, behind a header block of their own.
 
@@ -85,6 +88,7 @@ class Batch:
     __slots__ = (
         "acknowledgements",
         "answers",
+        "copied",
         "durable_through",
         "earlier",
         "early",
@@ -96,6 +100,7 @@ class Batch:
         "start",
         "summed",
         "synced",
+        "total",
         "total_sum",
         "written",
     )
@@ -116,6 +121,10 @@ class Batch:
         self.answers: dict[AnswerSink, Answers] = {}
         self.early: dict[AnswerSink, Answers] = {}
         """Answers that do not wait for the sync."""
+        self.copied = False
+        """Once it is closed: it is written from a copy behind its header; if not, from the slab where it lies."""
+        self.total = 0
+        """Once it is closed: bytes in the file."""
         self.sequence = 0
         self.durable_through = 0
         self.offset = 0
@@ -166,17 +175,14 @@ class Batch:
         """Bytes of its records, headers and padding of each included."""
         return self.kept + self.end - self.start
 
-    @property
-    def copied(self) -> bool:
-        """True where it is written from a copy behind its header; if not, from the slab where it lies."""
-        return bool(self.earlier) or self.length <= COPY_BYTES
-
-    @property
-    def total(self) -> int:
-        """Bytes in the file."""
+    def close(self) -> None:
+        """Settle how it is written: it takes no more records."""
+        length = self.length
+        self.copied = bool(self.earlier) or length <= COPY_BYTES
         if self.copied:
-            return up(BATCH_HEADER_BYTES + self.length)
-        return BLOCK + up(self.end) - down(self.start)
+            self.total = up(BATCH_HEADER_BYTES + length)
+        else:
+            self.total = BLOCK + up(self.end) - down(self.start)
 
 
 class JournalSupervisor(Protocol):
@@ -226,6 +232,7 @@ class Journal:
         supervisor: JournalSupervisor,
         pool: str = "journal",
         gathers: bool = False,
+        in_place_s: float = 0.0,
     ) -> None:
         self._disk = disk
         self._files = files
@@ -237,6 +244,8 @@ class Journal:
         self._supervisor = supervisor
         self._pool = pool
         self._gathers = gathers
+        self._in_place_s = in_place_s
+        """A commit that takes no longer than this may be made on the loop itself."""
         self.full = False
         """The disk has no space beyond what was prepared."""
         self.wanting: NoSpaceError | None = None
@@ -270,7 +279,7 @@ class Journal:
         batch.end = end
         if body_length >= COMBINE_BYTES:
             batch.cover(start + HEADER_BYTES, body_sum, body_length)
-        if batch.length >= BATCH_BYTES:
+        if batch.kept + end - batch.start >= BATCH_BYTES:
             self._close_batch()
         if not self._kick_scheduled:
             self._kick_scheduled = True
@@ -343,6 +352,7 @@ class Journal:
         if batch is None:
             return
         self._open = None
+        batch.close()
         self._waiting.append(batch)
         if not batch.copied and not batch.slab.sealed:
             self._supervisor.align(batch.slab)
@@ -370,10 +380,22 @@ class Journal:
         self._flying.append(batch)
         file = self._file
         slot = self._slots.pop()
-        future = self._disk.submit(self._pool, partial(_write_batch, file, batch, slot, not batch.early))
+        write = partial(_write_batch, file, batch, slot, not batch.early)
+        if self._is_alone(batch):
+            # What comes meanwhile waits in its sockets, and makes the next batch.
+            done = self._disk.at_once(self._pool, write, self._in_place_s)
+            if done is not None:
+                self._settle(batch, slot, done)
+                return
+        future = self._disk.submit(self._pool, write)
         self._calls.add(future)
         landed = partial(self._wrote, file) if batch.early else self._landed
         future.add_done_callback(partial(landed, batch, slot))
+
+    def _is_alone(self, batch: Batch) -> bool:
+        """Return whether a batch is one block, and no other one is or waits to be written."""
+        alone = batch.total == BLOCK and not (self._waiting or self._open or len(self._flying) > 1)
+        return alone and self._in_place_s > 0 and not batch.early
 
     def _wrote(self, file: JournalFile, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
         """Give the early answers of a batch that is written, and sync it."""
@@ -398,8 +420,14 @@ class Journal:
                 answers.sink.durable(answers)
 
     def _landed(self, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
-        """Acknowledge a batch that is synced, and its followers, if all before it are durable too."""
+        """Acknowledge a batch that is synced, then send off what has gathered."""
         self._calls.discard(future)
+        self._settle(batch, slot, future)
+        if self.error is None:
+            self._kick()
+
+    def _settle(self, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
+        """Acknowledge a batch that is synced, and its followers, if all before it are durable too."""
         self._slots.append(slot)
         error = future.exception()
         if error is not None:
@@ -408,7 +436,8 @@ class Journal:
         batch.written = batch.synced = True
         if self.error is not None:
             return
-        self._answer_early()
+        if batch.early or len(self._flying) > 1:
+            self._answer_early()
         # In the order of the batches: replay ends at the first one that is torn, so a batch counts only once all before
         # it are durable (I1).
         while self._flying and self._flying[0].synced:
@@ -422,7 +451,6 @@ class Journal:
                 answers.sink.durable(answers)
             for acknowledge in done.acknowledgements:
                 acknowledge()
-        self._kick()
 
     def _fail(self, error: BaseException) -> None:
         if self.error is not None:

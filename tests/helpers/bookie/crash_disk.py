@@ -167,6 +167,9 @@ class CrashDisk:
         loop.call_soon(perform)
         return future
 
+    def at_once(self, pool: str, call: Callable[[], T], limit_s: float) -> asyncio.Future[T] | None:
+        return None
+
     def close(self) -> None:
         pass
 

@@ -125,15 +125,18 @@ class FaultyDisk(SystemDisk):
         return device, total, 0 if self.full else free
 
     def submit(self, pool: str, call: Callable[[], T]) -> asyncio.Future[T]:
-        if pool not in self.slow_pools:
-            return super().submit(pool, call)
+        return super().submit(pool, self._slowly(call) if pool in self.slow_pools else call)
 
+    def at_once(self, pool: str, call: Callable[[], T], limit_s: float) -> asyncio.Future[T] | None:
+        return super().at_once(pool, self._slowly(call) if pool in self.slow_pools else call, limit_s)
+
+    def _slowly(self, call: Callable[[], T]) -> Callable[[], T]:
         def slowly() -> T:
             if self.delay_s:
                 time.sleep(self.delay_s)
             return call()
 
-        return super().submit(pool, slowly)
+        return slowly
 
 
 def storage_node(name: str, settings: Mapping[str, str], routes: Sequence[Route], log: str) -> int:

@@ -249,7 +249,9 @@ def test_a_batch_gathers_pieces_up_to_its_bound_and_sums_them_as_one() -> None:
     batch.end = 320
     assert batch.earlier == [(0, 64)]
     assert batch.length == 64 + 192
+    batch.close()
     assert batch.copied
+    assert batch.total == 4096
     target = memoryview(bytearray(batch.length))
     batch.copy_to(target)
     assert bytes(target) == bytes(slab.view[:64]) + bytes(slab.view[128:320])

@@ -1,0 +1,103 @@
+"""Commits that the loop makes itself: when, and that an answer never comes before one, nor after one that failed."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+from helpers.bookie.faulty_disk import FaultyDisk
+from helpers.bookie.harness import BookieCluster, WireClient, entry
+
+from storage_node.bookie.disk.system_disk import QUICK_CALLS
+from storage_node.protocol.schema import Status
+
+T = TypeVar("T")
+LONG_S = 1000.0
+"""No commit of a test takes so long, whatever else the machine does."""
+
+
+class CountingDisk(FaultyDisk):
+    """Counts commits that were made in place, whatever the machine's disk takes for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_place = 0
+        self.limits_s: set[float] = set()
+        self.limit_s = LONG_S
+
+    def at_once(self, pool: str, call: Callable[[], T], limit_s: float) -> asyncio.Future[T] | None:
+        assert pool == "journal"
+        self.limits_s.add(limit_s)
+        done = super().at_once(pool, call, self.limit_s)
+        self.in_place += done is not None
+        return done
+
+
+async def append(client: WireClient, numbers: range) -> None:
+    """Add small entries, each after the answer to the one before."""
+    for number in numbers:
+        assert await client.add(entry(3, number)) == Status.EOK
+
+
+async def test_quick_commits_are_made_in_place_and_are_found_again(cluster: BookieCluster) -> None:
+    """The first ones go by threads: nothing is known of the disk yet. Every answer follows its own sync."""
+    disk = CountingDisk()
+    bookie = await cluster.start(disk=disk)
+    client = await cluster.connect(bookie)
+    await append(client, range(QUICK_CALLS))
+    by_threads, before = disk.passed, disk.in_place
+    for number in range(QUICK_CALLS, QUICK_CALLS + 20):
+        synced = disk.passed
+        await append(client, range(number, number + 1))
+        assert disk.passed > synced, "an answer without a sync (I1)"
+    assert disk.in_place == before + 20
+    assert by_threads >= QUICK_CALLS
+    assert disk.limits_s == {0.001}, "the limit of journalInPlaceMicros"
+    await cluster.kill(bookie)
+    client = await cluster.connect(await cluster.start())
+    for number in range(QUICK_CALLS + 20):
+        assert (await client.read(3, number)).status == Status.EOK
+
+
+async def test_what_comes_together_goes_by_a_thread_where_it_is_more_than_a_block(cluster: BookieCluster) -> None:
+    disk = CountingDisk()
+    client = await cluster.connect(await cluster.start(disk=disk))
+    await append(client, range(QUICK_CALLS + 1))
+    before = disk.in_place
+    answer = await client.send_add(entry(3, QUICK_CALLS + 1, bytes(5000)))
+    assert answer.status == Status.EOK
+    assert disk.in_place == before
+
+
+async def test_a_slow_disk_and_an_operator_end_it(cluster: BookieCluster) -> None:
+    """Commits go by threads again where one took longer than the limit, until as many were short."""
+    disk = CountingDisk()
+    client = await cluster.connect(await cluster.start(disk=disk))
+    await append(client, range(QUICK_CALLS + 1))
+    assert disk.in_place > 0
+    disk.limit_s, before = 0.0, disk.in_place
+    await append(client, range(QUICK_CALLS + 1, QUICK_CALLS + 5))
+    assert disk.in_place == before
+    off = CountingDisk()
+    client = await cluster.connect(await cluster.start("b", disk=off, journal_in_place_micros=0))
+    await append(client, range(2 * QUICK_CALLS))
+    assert off.in_place == 0
+    assert off.limits_s == set(), "the disk was asked though it is switched off"
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+async def test_a_commit_that_fails_in_place_stops_the_node_without_an_answer(cluster: BookieCluster, call: str) -> None:
+    disk = CountingDisk()
+    bookie = await cluster.start(disk=disk)
+    client = await cluster.connect(bookie)
+    await append(client, range(QUICK_CALLS + 1))
+    before = disk.in_place
+    disk.errors[(call, "/journal-")] = errno.EIO
+    doomed = client.send_add(entry(3, QUICK_CALLS + 1))
+    await asyncio.wait_for(bookie.failed.wait(), 60)
+    assert disk.in_place == before + 1
+    with pytest.raises(ConnectionError):
+        await doomed
