@@ -117,7 +117,7 @@ JOURNAL = {
     "batch-order": Mutation(
         "a batch counts once all before it are durable",
         Journal,
-        "_landed",
+        "_settle",
         edited(
             ("while self._flying and self._flying[0].synced:", "while batch in self._flying:"),
             ("done = self._flying.popleft()", "done = batch\n        self._flying.remove(batch)"),
@@ -126,7 +126,7 @@ JOURNAL = {
     "answer-order": Mutation(
         "answers wait for earlier batches",
         Journal,
-        "_landed",
+        "_settle",
         edited(
             (
                 "while self._flying and",
