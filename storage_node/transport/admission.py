@@ -44,6 +44,8 @@ class Admission:
         """Connections that have asked nothing yet, in the order in which they came."""
         self._heard: dict[str, OrderedDict[Guest, float]] = {}
         """The others by address, in the order in which something last came from them, and when that was."""
+        self._places: dict[Guest, OrderedDict[Guest, float]] = {}
+        """Which of those each is in."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -63,14 +65,12 @@ class Admission:
 
     def heard(self, guest: Guest) -> None:
         """Note that something came from the connection: it is not idle."""
-        address = _address(guest)
-        known = self._heard.get(address)
-        if guest in self._silent:
+        known = self._places.get(guest)
+        if known is None:
+            if guest not in self._silent:
+                return  # it has left
             del self._silent[guest]
-            if known is None:
-                known = self._heard[address] = OrderedDict()
-        elif known is None or guest not in known:
-            return  # it has left
+            known = self._places[guest] = self._heard.setdefault(_address(guest), OrderedDict())
         known[guest] = self._now()
         known.move_to_end(guest)
 
@@ -80,13 +80,12 @@ class Admission:
             del self._silent[guest]
             self._count -= 1
             return
-        address = _address(guest)
-        known = self._heard.get(address)
-        if known is not None and guest in known:
+        known = self._places.pop(guest, None)
+        if known is not None:
             del known[guest]
             self._count -= 1
             if not known:
-                del self._heard[address]
+                del self._heard[_address(guest)]
 
     def _who_goes(self, newcomers: str) -> Guest | None:
         if len(self._silent) > 1:
