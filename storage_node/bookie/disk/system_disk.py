@@ -138,7 +138,7 @@ class _Pool:
     def __init__(self, name: str, threads: int) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._times_s: deque[float] = deque(maxlen=QUICK_CALLS)
-        """What the last calls took."""
+        """What the last calls took; of the loop's thread only."""
         self._threads = [
             threading.Thread(target=self._run, name=f"bookie-{name}-{index}", daemon=True) for index in range(threads)
         ]
@@ -188,8 +188,12 @@ class _Pool:
         except BaseException as error:  # carried over to the loop, whatever it is
             _hand_back(loop, partial(_fail, future, error))
         else:
-            self._times_s.append(time.perf_counter() - began)
-            _hand_back(loop, partial(_succeed, future, result))
+            _hand_back(loop, partial(self._succeeded, future, result, time.perf_counter() - began))
+
+    def _succeeded(self, future: asyncio.Future[T], result: T, took_s: float) -> None:
+        """End a thread's call, on the loop."""
+        self._times_s.append(took_s)
+        _succeed(future, result)
 
 
 def _hand_back(loop: asyncio.AbstractEventLoop, deliver: Callable[[], None]) -> None:
