@@ -37,9 +37,9 @@ _T = TypeVar("_T")
 class Cluster:
     """As many nodes as replicas, so that each node stores every entry."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **settings: object) -> None:
         pages = {"httpServerEnabled": "true", "httpServerHost": "127.0.0.1", "httpServerPort": 0}
-        self.sandbox = Sandbox(directory, nodes=REPLICAS, node_settings=pages)
+        self.sandbox = Sandbox(directory, nodes=REPLICAS, node_settings={**pages, **settings})
 
     def __enter__(self) -> Cluster:
         self.sandbox.start()
