@@ -56,3 +56,15 @@ def append_adds(
     they are a run; `place` is the first one's offset in its log / 32. Return where they end, ledger id, first entry id,
     highest LAC, key, the answers, and as arrays of uint32 the places and sizes of the records; None where not even the
     first one is part of a run."""
+
+def encode_adds(
+    digest_size: int,
+    ids: tuple[int, int],
+    fields: tuple[bytes, bytes, bytes],
+    adds: Sequence[tuple[int, int, int, int, tuple[ReadableBuffer, ...]]],
+) -> tuple[bytes, bytes, bytes, int] | None:
+    """Package adds under transaction ids in a row: `ids` are the ledger's and the first of those, `fields` the ledger's
+    key, and the priority and the options as they stand in a frame; an add is an entry id, the LAC and the length that
+    the entry carries, its payload's size, its payload. Return the frames, the EOK frames that will answer them, and the
+    entries' headers, each kind one behind the other, and the length of every EOK frame, 0 where they differ. None where
+    an argument is something else: the twin words the error."""

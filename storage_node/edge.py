@@ -26,6 +26,7 @@ __all__ = [
     "Link",
     "Listener",
     "Network",
+    "RecognisingHandler",
     "SecurableLink",
     "SystemClock",
     "TlsTerms",
@@ -89,8 +90,10 @@ class Link(Protocol):
     def send(self, *buffers: Buffer) -> None:
         """Queue one or several whole frames, length prefixes included, in any number of pieces.
 
-        The buffers must not be changed afterwards. Nothing is refused: the caller bounds `queued_bytes`. On a closed
-        link the bytes are dropped (the handler learns of the close by `link_closed`).
+        They leave behind what the loop has to call by now, together with what that sends; so a call without buffers
+        makes room for what will be sent soon. The buffers must not be changed afterwards. Nothing is refused: the
+        caller bounds `queued_bytes`. On a closed link the bytes are dropped (the handler learns of the close by
+        `link_closed`).
         """
         ...
 
@@ -130,6 +133,19 @@ class FrameHandler(Protocol):
 
     def link_closed(self, error: Exception | None) -> None:
         """End: this is the last call. None after the peer's orderly end or our own `close`."""
+        ...
+
+
+@runtime_checkable
+class RecognisingHandler(FrameHandler, Protocol):
+    """Which frames need not be cut out? A handler that knows some of them by their bytes takes those all at once."""
+
+    def recognise(self, received: memoryview) -> int:
+        """Return how many bytes of whole frames at the beginning of `received` were taken; 0: none.
+
+        `received` begins with a frame, its length included; it may end in one, and must not be kept. What is taken
+        counts as delivered: `batch_done` follows, and `frame_received` for frames behind it.
+        """
         ...
 
 

@@ -20,7 +20,7 @@ from random import Random
 
 from metadata.foundation.errors import DistributedLogError
 from simulation.environment.loop import PROCESS, Process, SimulatedLoop
-from storage_node.edge import FrameHandler, Link, Listener, Network
+from storage_node.edge import FrameHandler, Link, Listener, Network, RecognisingHandler
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError, ProtocolError
 from storage_node.protocol.frames import LENGTH, LENGTH_BYTES, Buffer
 
@@ -143,8 +143,8 @@ class SimulatedLink(Link):
         if handler is None:
             return
         view = memoryview(data)
-        at = 0
         try:
+            at = handler.recognise(view) if isinstance(handler, RecognisingHandler) else 0  # as the real one does
             while at < len(view) and not self.closed:
                 end = at + LENGTH_BYTES + LENGTH.unpack_from(view, at)[0]
                 handler.frame_received(view[at + LENGTH_BYTES : end])

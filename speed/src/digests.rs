@@ -16,6 +16,8 @@ use crate::buffers::Input;
 
 /// Bytes before the digest.
 const HEADER_BYTES: usize = 32;
+/// Bytes of a header with the longest digest.
+pub const ENTRY_HEADER_MOST: usize = HEADER_BYTES + 8;
 
 /// The checksum whose digest has `digest_size` bytes.
 fn algorithm(digest_size: usize) -> Option<CrcAlgorithm> {
@@ -34,21 +36,32 @@ pub fn package_entry<'py>(
     ids: &Bound<'py, PyTuple>,
     payload: &Bound<'py, PyTuple>,
 ) -> Option<Bound<'py, PyBytes>> {
+    let pieces: Vec<Input<'py>> = payload.iter().map(|piece| Input::take(&piece).ok()).collect::<Option<_>>()?;
+    let (packed, end) = entry_header(digest_size, ids.extract().ok()?, &pieces)?;
+    Some(PyBytes::new(payload.py(), packed.get(..end)?))
+}
+
+/// The header with ledger id, entry id, LAC and length, and behind it the digest over it and `payload`; and where that
+/// ends. None for another digest.
+pub fn entry_header(
+    digest_size: usize,
+    ids: [i64; 4],
+    payload: &[Input<'_>],
+) -> Option<([u8; ENTRY_HEADER_MOST], usize)> {
     let mut digest = Digest::new(algorithm(digest_size)?);
-    let ids: [i64; 4] = ids.extract().ok()?;
-    let mut packed = [0_u8; HEADER_BYTES + 8];
+    let mut packed = [0_u8; ENTRY_HEADER_MOST];
     for (place, id) in packed.chunks_exact_mut(8).zip(ids) {
         place.copy_from_slice(&id.to_be_bytes());
     }
     digest.update(packed.get(..HEADER_BYTES)?);
-    for piece in payload.iter() {
-        digest.update(Input::take(&piece).ok()?.bytes());
+    for piece in payload {
+        digest.update(piece.bytes());
     }
     // Both sums have 32 bits; CRC32 has four bytes of zeros before it.
     let sum = digest.finalize().to_be_bytes();
     let end = HEADER_BYTES + digest_size;
     packed.get_mut(HEADER_BYTES..end)?.copy_from_slice(sum.get(8 - digest_size..)?);
-    Some(PyBytes::new(payload.py(), packed.get(..end)?))
+    Some((packed, end))
 }
 
 /// Entry id, LAC and length of an entry whose digest is right, and which is the one that was asked for (None: any of

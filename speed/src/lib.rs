@@ -12,6 +12,7 @@ mod buffers;
 mod digests;
 mod frames;
 mod records;
+mod requests;
 
 /// The module as Python imports it; `dlspark_speed.pyi` has its types.
 #[pymodule]
@@ -25,11 +26,14 @@ mod dlspark_speed {
     #[pymodule_export]
     use super::records::{lay_out_records, measure_records, record_columns};
 
+    #[pymodule_export]
+    use super::requests::encode_adds;
+
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         // Raised with every change of a function that is there: dlspark takes only the number it was written for
         // (metadata/foundation/compiled.py).
-        module.add("INTERFACE", 1)?;
+        module.add("INTERFACE", 2)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -14,15 +14,15 @@ disk space.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from metadata.foundation.errors import DistributedLogError
+from storage_node.client.add_runs import AddOwner, AddsUnderWay, SentRun
 from storage_node.client.channels import Channel, Resolver, Surroundings, Sweeper
 from storage_node.client.entering import ClientSecurity, client_security
 from storage_node.client.health import BookieHealth, Quarantine
@@ -37,8 +37,8 @@ from storage_node.errors import (
 )
 from storage_node.protocol import v2
 from storage_node.protocol.decoding import decode_response
-from storage_node.protocol.encoding import encode_add_response, encode_bookie_info_request
-from storage_node.protocol.frames import LENGTH_BYTES, Buffer
+from storage_node.protocol.encoding import encode_bookie_info_request
+from storage_node.protocol.frames import Buffer
 from storage_node.protocol.reading import more_telling
 from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.values import AddResponse, BatchReadResponse, BookieInfoResponse, ErrorResponse, Response
@@ -50,26 +50,8 @@ logger = logging.getLogger(__name__)
 
 BATCHES_AGAIN_S = 60.0
 """A secured node that dropped a connection at its first batch is asked for batches again after this."""
-MAX_ACKNOWLEDGEMENT_BYTES = 64
-"""No canonical EOK answer to an add is longer."""
 
 Answer: TypeAlias = Response | DistributedLogError
-
-
-class AddOwner(Protocol):
-    """The sender of an add; called back once for each add and seat."""
-
-    def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None:
-        """Note that the seat's bookie has answered EOK for these entries, in this order."""
-        ...
-
-    def on_refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> None:
-        """Note that the bookie answered otherwise, or not in time, or its connection was lost: it may have stored the
-        entry."""
-        ...
-
-
-_Add: TypeAlias = tuple[AddOwner, Seat, int, float, int]
 
 
 class Connection(Channel):
@@ -79,9 +61,7 @@ class Connection(Channel):
         super().__init__(pool, bookie)
         self._pool = pool
         self._heard = pool.loop.time()
-        # by the bytes of the answer that will acknowledge it: owner, seat, entry id, deadline, transaction id
-        self._adds: dict[bytes, _Add] = {}
-        self._acknowledged: list[_Add] = []  # adds whose EOK came in the batch that is being delivered, in this order
+        self._adds = AddsUnderWay()
         self._requests: dict[int, tuple[Operation, float, Callable[[Answer], None], int]] = {}
 
     @property
@@ -101,14 +81,29 @@ class Connection(Channel):
         deadline: float,
         frame: tuple[Buffer, ...],
     ) -> None:
-        """Send an add; `answer` is the EOK to come. Deadlines must not decrease from call to call."""
+        """Send an add; `answer` is the EOK to come."""
         if not self._adds:
             self._pool.sweeper.join(self._sweep)
-        self._adds[answer] = (owner, seat, entry_id, deadline, txn_id)  # before sending: a lost link must refuse it
+        self._adds.sent(answer, (owner, seat, entry_id, deadline, txn_id))  # before sending: a lost link must refuse it
         if self._link is not None:
             self._link.send(*frame)
         else:
             self._send_later(frame)
+
+    def will_send(self) -> None:
+        """Have the link's queue leave behind what this turn of the loop has still to call: a run will be in it."""
+        if self._link is not None:
+            self._link.send()
+
+    def send_run(self, run: SentRun, frames: bytes) -> None:
+        """Send adds, all of whose frames are `frames`."""
+        if not self._adds:
+            self._pool.sweeper.join(self._sweep)
+        self._adds.sent_run(run)  # before sending: a lost link must refuse them
+        if self._link is not None:
+            self._link.send(frames)
+        else:
+            self._send_later((frames,))
 
     def request(
         self, txn_id: int, operation: Operation, frame: bytes, timeout_ms: int, answer: Callable[[Answer], None]
@@ -128,14 +123,15 @@ class Connection(Channel):
 
     # ------------------------------------------------------------------------------------ FrameHandler
 
+    def recognise(self, received: memoryview) -> int:
+        """Take the EOKs to adds that what was read begins with, the hot path; return how many bytes they are."""
+        return self._adds.recognise(received)
+
     def frame_received(self, frame: memoryview) -> None:
-        """Take one response. An add's acknowledgement, the hot path, is recognised by its bytes."""
-        add = self._adds.pop(bytes(frame), None) if len(frame) < MAX_ACKNOWLEDGEMENT_BYTES else None
-        if add is not None:
-            self._acknowledged.append(add)
+        """Take one response. An add's acknowledgement is recognised by its bytes."""
+        if self._adds.acknowledge(frame):
             return
-        if self._acknowledged:
-            self._pass_on()  # answers are passed on in the order in which they came
+        self._adds.pass_on()  # answers are passed on in the order in which they came
         response = decode_response(frame)
         if isinstance(response, ErrorResponse) and response.status is Status.EUA:
             self._not_heard(response)
@@ -153,7 +149,7 @@ class Connection(Channel):
 
     def _other_add_answer(self, response: Response) -> None:
         """Handle an error, an EOK in another field order, or an answer whose time was over."""
-        add = self._take_add(response)
+        add = self._adds.take(response)
         if add is None:
             return
         owner, seat, entry_id, _, _ = add
@@ -184,7 +180,7 @@ class Connection(Channel):
         error = insecure_error(f"the storage node {self.bookie}", reason, node=self.bookie)
         self._pool.quarantine.failed(self.bookie, error)
         if response.operation is Operation.ADD:
-            add = self._take_add(response)
+            add = self._adds.take(response)
             if add is not None:
                 add[0].on_refused(add[1], add[2], error)
             return
@@ -193,52 +189,26 @@ class Connection(Channel):
             del self._requests[response.txn_id]
             request[2](error)
 
-    def _take_add(self, response: Response) -> _Add | None:
-        if isinstance(response, AddResponse):
-            ids = (response.ledger_id, response.entry_id)
-            add = self._adds.pop(encode_add_response(response.txn_id, Status.EOK, *ids)[LENGTH_BYTES:], None)
-            if add is not None:
-                return add
-        for answer, add in self._adds.items():  # without ids, or with wrong ones: rare enough to be searched for
-            if add[4] == response.txn_id:
-                del self._adds[answer]
-                return add
-        return None
-
     def _opened(self) -> None:
         self._heard = self._pool.loop.time()
 
     def batch_done(self) -> None:
         """Pass the EOKs of one read on together."""
         self._heard = self._pool.loop.time()
-        if self._acknowledged:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        """Notify owners of their EOKs, in order; those in a row of one owner and seat cost one call, and one drain."""
-        adds, self._acknowledged = self._acknowledged, []
-        owner, seat = adds[0][:2]
-        entry_ids: list[int] = []
-        for add in adds:
-            if add[1] is not seat or add[0] is not owner:
-                owner.on_added(seat, entry_ids)
-                owner, seat = add[:2]
-                entry_ids = []
-            entry_ids.append(add[2])
-        owner.on_added(seat, entry_ids)
+        self._adds.pass_on()
 
     # ------------------------------------------------------------------------------------ ends
 
     def _under_way(self) -> frozenset[object]:
-        return frozenset((*self._adds, *self._requests))
+        return frozenset((*self._adds.keys(), *self._requests))
 
     def _waits_for(self, keys: frozenset[object]) -> bool:
-        return any(key in self._adds or key in self._requests for key in keys)
+        return self._adds.waits_for(keys) or any(key in self._requests for key in keys)
 
     def _end_these(self, keys: frozenset[object], error: DistributedLogError) -> None:
         self._pool.quarantine.failed(self.bookie, error)
         # Taken out first, as in `_end_all`.
-        adds = [self._adds.pop(key) for key in keys if isinstance(key, bytes) and key in self._adds]
+        adds = self._adds.take_these(keys)
         requests = [self._requests.pop(key) for key in keys if isinstance(key, int) and key in self._requests]
         for owner, seat, entry_id, _, _ in adds:
             owner.on_refused(seat, entry_id, error)
@@ -246,19 +216,17 @@ class Connection(Channel):
             answer(error)
 
     def _left(self, link: Link, keys: frozenset[object], error: Exception | None) -> None:
-        if self._acknowledged:
-            self._pass_on()  # of a batch that ended with the link: in no table any more, nothing else would end them
+        self._adds.pass_on()  # of a batch that ended with the link: in no table any more, nothing else would end them
         super()._left(link, keys, error)
 
     def _end_all(self, error: DistributedLogError) -> None:
         if not self._pool.closed:
             self._pool.quarantine.failed(self.bookie, error)
-        if self._acknowledged:
-            self._pass_on()  # of a batch that ended with the link: its EOKs are as good as others
+        self._adds.pass_on()  # of a batch that ended with the link: its EOKs are as good as others
         # Taken out first: an owner may send again at once, on the next link, and that must not be ended here.
-        adds, self._adds = self._adds, {}
+        adds = self._adds.take_all()
         requests, self._requests = self._requests, {}
-        for owner, seat, entry_id, _, _ in adds.values():
+        for owner, seat, entry_id, _, _ in adds:
             owner.on_refused(seat, entry_id, error)
         for _, _, answer, _ in requests.values():
             answer(error)
@@ -266,13 +234,10 @@ class Connection(Channel):
     def _sweep(self, now: float) -> bool:
         """End what has waited too long; True while anything waits."""
         began = now
-        while self._adds:
-            expected, (owner, seat, entry_id, deadline, _) = next(iter(self._adds.items()))
-            if deadline > now:
-                break
-            del self._adds[expected]
-            began = min(began, deadline - self._pool.settings.add_entry_timeout_ms / 1000)
-            owner.on_refused(seat, entry_id, self._late_error(self._pool.settings.add_entry_timeout_ms, entry_id))
+        limit_ms = self._pool.settings.add_entry_timeout_ms
+        for owner, seat, entry_id, deadline, _ in self._adds.take_late(now):
+            began = min(began, deadline - limit_ms / 1000)
+            owner.on_refused(seat, entry_id, self._late_error(limit_ms, entry_id))
         for txn_id, (_, deadline, answer, limit_ms) in list(self._requests.items()):
             if deadline <= now and self._requests.pop(txn_id, None) is not None:
                 began = min(began, deadline - limit_ms / 1000)
@@ -318,11 +283,14 @@ class ConnectionPool:
         self._channels = settings.channels_per_bookie
         self._connections: dict[tuple[str, int], Connection] = {}
         self._batches: dict[str, BatchConnection] = {}
-        self._txn_ids = itertools.count(1)
+        self._next_txn_id = 1
 
-    def next_txn_id(self) -> int:
-        """Return a number that is unique for this client; the copies of one entry to several bookies may share it."""
-        return next(self._txn_ids)
+    def next_txn_id(self, count: int = 1) -> int:
+        """Return the first of `count` numbers in a row that are unique for this client; the copies of one entry to
+        several bookies may share one."""
+        first = self._next_txn_id
+        self._next_txn_id = first + count
+        return first
 
     @property
     def bookies(self) -> set[str]:

@@ -1,7 +1,9 @@
 """`AddPipeline`: runs a `WriterMachine`: packages entries, sends them, carries out what the machine decides.
 
-An entry is packaged and digested once; header and payload are shared by all its replicas, under one transaction id.
-Small frames are joined once, large payloads travel as they are. Futures resolve in entry order, acknowledged or failed.
+An entry is packaged and digested once, for all its replicas, under one transaction id. The small ones that are added in
+one turn of the loop and go to the same bookies are a run: packaged and joined at the end of that turn, and handed to
+each connection as one buffer. Large ones are sent at once, and their payloads travel as they are. Futures resolve in
+entry order, acknowledged or failed.
 
 `AddPipeline` lives on one event loop and is called from its thread only.
 """
@@ -14,20 +16,21 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from metadata.bookkeeper.ledger_metadata import DigestType, LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import (
-    BadVersionError,
     CallerError,
     DistributedLogError,
     InvariantViolation,
-    OutcomeUnknownError,
+    check,
 )
 from metadata.foundation.tasks import end_tasks
-from storage_node.client.connections import ConnectionPool
+from storage_node.client.add_runs import SentRun
+from storage_node.client.connections import Connection, ConnectionPool
 from storage_node.client.health import Outage
+from storage_node.client.metadata_updates import MetadataUpdates
 from storage_node.client.placement.by_settings import Placements
 from storage_node.errors import (
     EntryTooLargeError,
@@ -37,7 +40,7 @@ from storage_node.errors import (
     QuorumWriteError,
     UnauthorizedAccessError,
 )
-from storage_node.protocol.adds import AddTemplate
+from storage_node.protocol.adds import Add, AddTemplate
 from storage_node.protocol.digests import EntryDigest, master_key
 from storage_node.protocol.frames import Buffer
 from storage_node.protocol.writing import WriterMachine
@@ -63,17 +66,54 @@ from storage_node.settings.client import ClientSettings
 logger = logging.getLogger(__name__)
 
 JOIN_BELOW_BYTES = 16 * 1024
-"""Frames below this are joined once instead of travelling in pieces to every replica."""
+"""Entries below this are joined once, in runs, instead of travelling in pieces to every replica."""
+
+RUN_BYTES = 256 * 1024
+"""A run with so much payload is sent at once: a turn of the loop may add any number of entries."""
+
+RUN_ENTRIES = 1024
+"""The same of so many entries, however small."""
 
 MAX_ROUTES = 64
 
 FIRST_ANSWER_S = 0.25
 """How long a cautious writer waits for a bookie's first answer. A refusal needs no disk: it is soon there."""
 
-Route: TypeAlias = tuple[Seat, Callable[..., None]]
-
 FRAME_OVERHEAD_BYTES = 128
 """Room for everything in an add's frame but the entry: length prefix, header, ids, master key, flags."""
+
+
+class EntryRun:
+    """Entries that are sent together: to be packaged at the end of the turn, or packaged."""
+
+    __slots__ = ("adds", "entry_ids", "header_bytes", "headers", "payload_bytes")
+
+    def __init__(self) -> None:
+        self.entry_ids: list[int] = []
+        self.adds: list[Add] = []
+        """What is to be packaged, in the order of `entry_ids`; nothing once it is."""
+        self.payload_bytes = 0
+        self.headers: bytes | None = None
+        """Once packaged: the entries' headers one behind the other, all of one length."""
+        self.header_bytes = 0
+
+    def header(self, entry_id: int) -> bytes:
+        """Return the header under which the entry was sent: it is sent again with the same bytes (I3)."""
+        check(self.headers is not None, "an entry is sent again before it was sent")
+        headers = cast(bytes, self.headers)
+        at = self.entry_ids.index(entry_id) * self.header_bytes
+        return headers[at : at + self.header_bytes]
+
+
+class AddRoute:
+    """Where do entries for one set of seats go?"""
+
+    __slots__ = ("run", "targets")
+
+    def __init__(self, targets: list[tuple[Seat, Connection]]) -> None:
+        self.targets = targets
+        self.run: EntryRun | None = None
+        """The one that this turn of the loop adds to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,49 +177,6 @@ class Tasks:
         await end_tasks([task for task in self._tasks if task is not asyncio.current_task()], drop_errors=True)
 
 
-class MetadataUpdates:
-    """Carries out `WriteMetadata` and `ReadMetadata` for a machine, and feeds it the outcome."""
-
-    def __init__(
-        self,
-        ledgers: LedgerStore,
-        ledger_id: int,
-        *,
-        written: Callable[[LedgerMetadata, int], None],
-        doubtful: Callable[[], None],
-        found: Callable[[LedgerMetadata, int], None],
-        failed: Callable[[DistributedLogError], None],
-    ) -> None:
-        self._ledgers = ledgers
-        self._ledger_id = ledger_id
-        self._written = written
-        self._doubtful = doubtful
-        self._found = found
-        self._failed = failed
-
-    async def write(self, effect: WriteMetadata) -> None:
-        """Write the metadata conditionally; exactly one of `written`, `doubtful` and `failed` follows, and nothing is
-        raised.
-        """
-        try:
-            result = await self._ledgers.write(self._ledger_id, effect.metadata, effect.version)
-        except (BadVersionError, OutcomeUnknownError):
-            self._doubtful()  # never assumed either way: the machine reads the metadata and compares
-        except DistributedLogError as error:
-            self._failed(error)
-        else:
-            self._written(result.value, result.version)
-
-    async def read(self) -> None:
-        """Read the metadata; `found` or `failed` follows, and nothing is raised."""
-        try:
-            result = await self._ledgers.read(self._ledger_id)
-        except DistributedLogError as error:
-            self._failed(error)
-        else:
-            self._found(result.value, result.version)
-
-
 class AddPipeline:
     """The edge of one `WriterMachine`. Subclasses hear what was acknowledged, failed and closed."""
 
@@ -194,8 +191,9 @@ class AddPipeline:
         self._digest = digest_of(machine.metadata)
         self._timeout_s = context.settings.add_entry_timeout_ms / 1000
         self._max_payload = context.settings.max_frame_bytes - FRAME_OVERHEAD_BYTES - self._digest.header_size
-        # entry id -> its future, payload size, header, payload; in entry order
-        self._entries: dict[int, tuple[asyncio.Future[int], int, bytes, tuple[Buffer, ...]]] = {}
+        # entry id -> its future, payload size, the run that it was sent in, payload; in entry order
+        self._entries: dict[int, tuple[asyncio.Future[int], int, EntryRun, tuple[Buffer, ...]]] = {}
+        self._open: list[AddRoute] = []  # those with a run to be sent at the end of this turn of the loop
         self._tasks = Tasks(self._broken)
         self._outage = Outage(context.settings.outage_wait_ms)
         self._next_retry = 0.0
@@ -217,7 +215,8 @@ class AddPipeline:
             machine.ledger_id, key, recovery=self._recovering, deferred_sync=machine.deferred_sync
         )
         # Where the adds for each set of seats go; a seat is never reused, so a route is never wrong, only old.
-        self._routes: dict[tuple[Seat, ...], list[Route]] = {}
+        self._routes: dict[tuple[Seat, ...], AddRoute] = {}
+        self._drop_open()  # of another ledger: all that waits is packaged anew, for this one
         self._kept: dict[tuple[int, Seat], None] = {}  # adds that failed while the ensemble may not change
         self._updates = MetadataUpdates(
             self._context.ledgers,
@@ -251,13 +250,9 @@ class AddPipeline:
         self._lac_told = send.last_add_confirmed
         future: asyncio.Future[int] = self._loop.create_future()
         self.outstanding_bytes += size
-        self._package(send, future, size, payload)
+        self._send(send, future, size, payload)
         if len(effects) > 1:
             self._run(effects[1:])
-        if self._quorum_timeout_s > 0:
-            self._pool.sweeper.join(self._watch_quorums)
-        if self.machine.unheard:
-            self._be_patient()
         return future
 
     def _be_patient(self) -> None:
@@ -273,32 +268,114 @@ class AddPipeline:
         self._patience = None
         self._guard(self.machine.heard_enough)
 
-    def _package(self, send: Send, future: asyncio.Future[int], size: int, payload: tuple[Buffer, ...]) -> None:
-        """Package an entry for the ledger as it is now, and send it."""
-        header = self._digest.package(self.ledger_id, send.entry_id, send.last_add_confirmed, send.length, *payload)
-        self._entries[send.entry_id] = (future, size, header, payload)
-        self._transmit(send.entry_id, size, header, payload, send.seats)
+    def _send(self, send: Send, future: asyncio.Future[int], size: int, payload: tuple[Buffer, ...]) -> None:
+        """Send an entry to the ledger as it is now; a small one at the end of this turn of the loop, with others."""
+        entry_id = send.entry_id
+        if size >= JOIN_BELOW_BYTES:
+            self._send_alone(send, future, size, payload)
+            return
+        route = self._routes.get(send.seats) or self._route(send.seats)
+        run = route.run or self._begin_run(route)
+        run.entry_ids.append(entry_id)
+        run.adds.append((entry_id, send.last_add_confirmed, send.length, size, payload))
+        self._entries[entry_id] = (future, size, run, payload)
+        run.payload_bytes += size
+        if run.payload_bytes >= RUN_BYTES or len(run.adds) >= RUN_ENTRIES:
+            self._send_open()
+
+    def _begin_run(self, route: AddRoute) -> EntryRun:
+        run = route.run = EntryRun()
+        if not self._open:
+            self._loop.call_soon(self._send_open)
+        self._open.append(route)
+        for _, connection in route.targets:
+            connection.will_send()  # behind `_send_open`: the links' queues leave in the same turn as ever
+        self._watch()
+        return run
+
+    def _watch(self) -> None:
+        """Look from now on whether what is sent is answered in time; needed once a turn of the loop at most."""
+        if self._quorum_timeout_s > 0:
+            self._pool.sweeper.join(self._watch_quorums)
+        if self.machine.unheard:
+            self._be_patient()
+
+    def _send_open(self) -> None:
+        """Package and send the runs that were begun."""
+        routes, self._open = self._open, []
+        for route in routes:
+            run, route.run = route.run, None
+            if run is not None:
+                try:
+                    self._send_run(run, route)
+                except Exception as error:  # the boundary: a payload that was released meanwhile, which is not allowed
+                    logger.exception("entries %s cannot be packaged", run.entry_ids)
+                    violation = InvariantViolation(
+                        f"an entry cannot be packaged: {error!r}; it was not sent", ledger_id=self.ledger_id
+                    )
+                    violation.__cause__ = error
+                    self._broken(violation)
+                    return
+
+    def _drop_open(self) -> None:
+        """Do not send the runs that were begun."""
+        for route in self._open:
+            route.run = None
+        self._open.clear()
+
+    def _send_run(self, run: EntryRun, route: AddRoute) -> None:
+        """Send entries under transaction ids in a row."""
+        pool, adds = self._pool, run.adds
+        txn_id = pool.next_txn_id(len(adds))
+        frames, answers, headers, answer_bytes = self._template.run(self._digest, txn_id, adds)
+        run.headers, run.header_bytes, run.adds = headers, self._digest.header_size, []
+        deadline = self._loop.time() + self._timeout_s
+        for seat, connection in route.targets:
+            connection.send_run(SentRun(self, seat, run.entry_ids, deadline, txn_id, answers, answer_bytes), frames)
+
+    def _send_alone(self, send: Send, future: asyncio.Future[int], size: int, payload: tuple[Buffer, ...]) -> None:
+        """Send a large entry now, behind the small ones before it."""
+        self._send_open()
+        entry_id, run = send.entry_id, EntryRun()
+        header = self._digest.package(self.ledger_id, entry_id, send.last_add_confirmed, send.length, *payload)
+        run.entry_ids.append(entry_id)
+        run.headers, run.header_bytes = header, len(header)
+        self._entries[entry_id] = (future, size, run, payload)
+        self._transmit(entry_id, header, size, payload, send.seats)
+        self._watch()
 
     def _transmit(
-        self, entry_id: int, size: int, header: bytes, payload: tuple[Buffer, ...], seats: tuple[Seat, ...]
+        self, entry_id: int, header: bytes, size: int, payload: tuple[Buffer, ...], seats: tuple[Seat, ...]
     ) -> None:
-        """Send one entry to some seats, under one transaction id."""
-        pool = self._pool
-        txn_id = pool.next_txn_id()
+        """Send one entry to some seats now, under one transaction id."""
+        txn_id = self._pool.next_txn_id()
         template = self._template
         head, answer = template.frames(txn_id, entry_id, len(header) + size)
         frame: tuple[Buffer, ...] = (head, header, *payload, template.tail)
         if size < JOIN_BELOW_BYTES:
             frame = (b"".join(frame),)
         deadline = self._loop.time() + self._timeout_s
-        for seat, send_add in self._routes.get(seats) or self._route(seats):
-            send_add(txn_id, answer, self, seat, entry_id, deadline, frame)
+        for seat, connection in (self._routes.get(seats) or self._route(seats)).targets:
+            connection.send_add(txn_id, answer, self, seat, entry_id, deadline, frame)
 
-    def _route(self, seats: tuple[Seat, ...]) -> list[Route]:
+    def _transmit_again(self, entry_id: int, seats: tuple[Seat, ...]) -> None:
+        """Send a pending entry again, as it was sent before."""
+        if self._open:
+            self._send_open()  # it may be among those
+        _, size, run, payload = self._entries[entry_id]
+        self._transmit(entry_id, run.header(entry_id), size, payload, seats)
+
+    def _route(self, seats: tuple[Seat, ...]) -> AddRoute:
         if len(self._routes) >= MAX_ROUTES:
             self._routes.clear()
-        to = self._pool.to
-        route = self._routes[seats] = [(seat, to(seat.bookie, self.ledger_id).send_add) for seat in seats]
+        # Where every bookie gets every entry, the write sets differ in their order only: one run for all of them.
+        wanted = set(seats)
+        for route in self._routes.values():
+            if len(route.targets) == len(seats) and all(seat in wanted for seat, _ in route.targets):
+                break
+        else:
+            route = AddRoute([(seat, self._pool.to(seat.bookie, self.ledger_id)) for seat in seats])
+        self._routes[seats] = route
         return route
 
     def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None:
@@ -338,8 +415,7 @@ class AddPipeline:
             if isinstance(effect, Acknowledged):
                 self._acknowledge(effect)
             elif isinstance(effect, Resend):
-                _, size, header, payload = self._entries[effect.entry_id]
-                self._transmit(effect.entry_id, size, header, payload, effect.seats)
+                self._transmit_again(effect.entry_id, effect.seats)
                 self._lose_patience()  # others are asked now: it begins anew
             else:
                 self._carry_out(effect)
@@ -364,7 +440,7 @@ class AddPipeline:
             self._bind()
         elif isinstance(effect, Send):
             future, size, _, payload = self._entries[effect.entry_id]
-            self._package(effect, future, size, payload)
+            self._send(effect, future, size, payload)
         elif isinstance(effect, Cut):
             self._end_entries(effect.error)
         elif isinstance(effect, Failed):
@@ -387,6 +463,7 @@ class AddPipeline:
 
     def _end_entries(self, error: DistributedLogError) -> None:
         """Fail every pending add: none will be acknowledged."""
+        self._drop_open()  # what has not left need not
         entries, self._entries = self._entries, {}
         self.outstanding_bytes = 0
         for entry_id in sorted(entries) if self.machine.advanced else entries:
@@ -424,9 +501,8 @@ class AddPipeline:
             self._next_resend = now + self._context.settings.vacancy_retry_ms / 1000
             kept, self._kept = self._kept, {}
             for entry_id, seat in sorted(kept, key=lambda one: one[0]):
-                pending = self._entries.get(entry_id)
-                if pending is not None and seat.current:
-                    self._transmit(entry_id, *pending[1:], (seat,))
+                if entry_id in self._entries and seat.current:
+                    self._transmit_again(entry_id, (seat,))
         return bool(self._kept)
 
     def _retry_vacancies(self, now: float) -> bool:

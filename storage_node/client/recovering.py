@@ -15,7 +15,8 @@ from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from storage_node.client.connections import Answer, answer_error
-from storage_node.client.pipeline import AddPipeline, ClientContext, MetadataUpdates, Tasks, digest_of
+from storage_node.client.metadata_updates import MetadataUpdates
+from storage_node.client.pipeline import AddPipeline, ClientContext, Tasks, digest_of
 from storage_node.client.placement.arranging import windows
 from storage_node.client.placement.ledger_rules import rule_of
 from storage_node.client.reading import EntryFetcher

@@ -9,8 +9,12 @@ byte strings to what that module encodes.
 from __future__ import annotations
 
 from struct import Struct
+from typing import TypeAlias
 
+from metadata.foundation import compiled
+from storage_node.protocol.digests import EntryDigest
 from storage_node.protocol.encoding import RECOVERY_PRIORITY
+from storage_node.protocol.frames import Buffer
 from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.wire import varint
 
@@ -22,15 +26,21 @@ _RECOVERY_FLAG = b"\xa0\x06\x01"
 _DEFERRED_SYNC = b"\x28\x01"
 
 
+Add: TypeAlias = tuple[int, int, int, int, tuple[Buffer, ...]]
+"""An entry to be sent: its id, the LAC and the length that it carries, its payload's size, its payload."""
+
+
 class AddTemplate:
     """Everything of an add that does not change from entry to entry, cut up around what does."""
 
     __slots__ = (
         "_answer_ends",
         "_answer_starts",
+        "_core_fields",
         "_fixed",
         "_ids",
         "_key",
+        "_ledger_id",
         "_middle",
         "_outer",
         "_parts",
@@ -42,6 +52,7 @@ class AddTemplate:
     def __init__(
         self, ledger_id: int, master_key: bytes, *, recovery: bool = False, deferred_sync: bool = False
     ) -> None:
+        self._ledger_id = ledger_id
         ledger = varint(ledger_id)
         priority = b"\x20" + varint(RECOVERY_PRIORITY) if recovery else b""
         self.tail = (_DEFERRED_SYNC if deferred_sync else b"") + (_RECOVERY_FLAG if recovery else b"")
@@ -49,6 +60,7 @@ class AddTemplate:
         self._ids = b"\x08" + ledger + b"\x10"
         self._key = b"\x1a" + varint(len(master_key)) + master_key + b"\x22"
         self._middle = priority + _ADD
+        self._core_fields = (master_key, priority, self.tail)
         self._fixed = len(self._ids) + len(self._key) + len(self.tail)
         self._outer = 2 + len(_HEADER) + len(self._middle)
         # Beginnings by the length of the transaction id, ends by the length of the entry id.
@@ -70,6 +82,28 @@ class AddTemplate:
         start, middle, end = self._parts
         answer = b"".join((self._answer_starts[txn_length], txn, self._answer_ends[entry_length], entry))
         return b"".join((start, txn, middle, entry, end)), answer
+
+    def run(self, digest: EntryDigest, first_txn_id: int, adds: list[Add]) -> tuple[bytes, bytes, bytes, int]:
+        """Package adds under transaction ids in a row. Return their frames, the EOK frames that will answer them, the
+        entries' headers, each kind one behind the other; and the length of every EOK frame, 0 where they differ."""
+        core = compiled.core
+        if core is not None and digest.is_checksum:
+            ids = (self._ledger_id, first_txn_id)
+            encoded = core.encode_adds(digest.digest_size, ids, self._core_fields, adds)
+            if encoded is not None:
+                return encoded
+        frames: list[Buffer] = []
+        answers: list[bytes] = []
+        headers: list[bytes] = []
+        ledger_id, tail = self._ledger_id, self.tail
+        for txn_id, (entry_id, lac, length, size, payload) in enumerate(adds, first_txn_id):
+            header = digest.package(ledger_id, entry_id, lac, length, *payload)
+            head, answer = self.frames(txn_id, entry_id, len(header) + size)
+            frames += (head, header, *payload, tail)
+            answers.append(_PREFIX.pack(len(answer)) + answer)
+            headers.append(header)
+        sizes = set(map(len, answers))
+        return b"".join(frames), b"".join(answers), b"".join(headers), sizes.pop() if len(sizes) == 1 else 0
 
     def _around(self, txn_length: int, entry_length: int, body_length: int) -> tuple[bytes, bytes, bytes]:
         """Return what goes before, between and behind the two ids; mostly the same as for the entry before."""

@@ -118,6 +118,11 @@ class EntryDigest:
         self._checksum = _CHECKSUMS.get(digest_type)
         self._mac = hmac.new(mac_key(password), digestmod="sha1") if digest_type is DigestType.HMAC else None
 
+    @property
+    def is_checksum(self) -> bool:
+        """It is a CRC, which the compiled core computes as well."""
+        return self._checksum is not None
+
     def package(self, ledger_id: int, entry_id: int, lac: int, length: int, *payload: Buffer) -> bytes:
         """Return the header and digest that go before `payload`: 32 + D bytes."""
         core = compiled.core

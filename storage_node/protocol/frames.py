@@ -16,6 +16,7 @@ Never accepts a frame above `max_frame` (prefix included, as both peers of the p
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from struct import Struct
 from typing import TypeAlias
 
@@ -164,12 +165,18 @@ class FrameBuffer:
             return self._view[end:]
         return self._view[end : end + max(READ_BYTES, self._need - (end - self._start))]
 
-    def advance(self, received: int, most: int = ALL) -> list[memoryview]:
+    def advance(
+        self, received: int, most: int = ALL, recognise: Callable[[memoryview], int] | None = None
+    ) -> list[memoryview]:
         """Take `received` new bytes into account; return the bodies of the frames they complete, `most` at most.
 
-        Raises ProtocolError on a length that cannot be: the stream is lost from there on.
+        `recognise` is shown what is there, from the beginning of a frame on, and returns how many bytes of whole
+        frames it has taken: those are not cut. Raises ProtocolError on a length that cannot be: the stream is lost
+        from there on.
         """
         self._end += received
+        if recognise is not None:
+            self._start += recognise(self._view[self._start : self._end])
         return self.cut(most)
 
     def cut(self, most: int) -> list[memoryview]:

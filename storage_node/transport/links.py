@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from storage_node.edge import FrameHandler, TlsTerms
+from storage_node.edge import FrameHandler, RecognisingHandler, TlsTerms
 from storage_node.errors import ConnectionClosedError, ProtocolError, TlsError, TlsOfferedError
 from storage_node.protocol.frames import ALL, NO_TLS_ANSWER, Buffer, ChunkPool, FrameBuffer
 from storage_node.transport.tls import TlsHandshake, TlsSocket, tls_error, waiting_bytes
@@ -106,6 +106,7 @@ class TcpLink:
         "_queued",
         "_reading",
         "_receive",
+        "_recognise",
         "_secured",
         "_sock",
         "_starved",
@@ -132,6 +133,7 @@ class TcpLink:
         self._secured = False
         self._frames = FrameBuffer(network.pool, max_frame=network.max_frame)
         self._handler: FrameHandler | None = None
+        self._recognise: Callable[[memoryview], int] | None = None
         self._out: deque[Buffer] = deque()
         self._queued = 0
         self._drainers: list[asyncio.Future[None]] = []
@@ -154,12 +156,13 @@ class TcpLink:
 
     def start(self, handler: FrameHandler) -> None:
         """Begin to deliver to `handler`."""
-        self._handler = handler
+        self.deliver_to(handler)
         self._watch_reads()
 
     def deliver_to(self, handler: FrameHandler) -> None:
         """Deliver what comes from now on to another handler; what is being delivered goes to the old one to its end."""
         self._handler = handler
+        self._recognise = handler.recognise if isinstance(handler, RecognisingHandler) else None
 
     # ------------------------------------------------------------------------------------ TLS
 
@@ -242,7 +245,7 @@ class TcpLink:
     # ------------------------------------------------------------------------------------ sending
 
     def send(self, *buffers: Buffer) -> None:
-        """Queue whole frames in pieces; they leave together at the end of this turn of the loop."""
+        """Queue whole frames in pieces; they leave together behind what this turn of the loop has still to call."""
         if self._closed:
             return
         queued = self._queued
@@ -435,7 +438,7 @@ class TcpLink:
             self._read_nothing(ended=received == 0)
             return
         try:
-            self._take(self._frames.advance(received, FRAMES_AT_ONCE))
+            self._take(self._frames.advance(received, FRAMES_AT_ONCE, self._recognise))
         except ProtocolError as error:
             self._network.tell_closing(self.peer, error)
             if isinstance(error, TlsOfferedError):

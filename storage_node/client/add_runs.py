@@ -1,0 +1,233 @@
+"""`AddsUnderWay`: which adds of one connection wait for their answers? Finds them by the answers' bytes.
+
+An EOK says nothing but what the request said, so its bytes are known when the request is sent (`protocol.adds`). Adds
+that were sent together are one run: of a run only the next answer is looked for, by its bytes, and those that follow it
+are compared with what was read, all in one comparison. A bookie answers the adds of one ledger in their order, so a run
+is rarely looked at more than once a read. Where an answer is anything else (an error, another order, another layout of
+its fields), the runs are taken apart into single adds, and each is found by itself.
+
+An add is in this table from before it is sent until it is taken out, once, to be acknowledged or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol, TypeAlias
+
+from metadata.foundation.errors import DistributedLogError
+from storage_node.protocol.encoding import encode_add_response
+from storage_node.protocol.frames import LENGTH, LENGTH_BYTES, Buffer
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import AddResponse, Response
+from storage_node.protocol.writing_model import Seat
+
+MAX_ACKNOWLEDGEMENT_BYTES = 64
+"""No canonical EOK answer to an add is longer, its length prefix included."""
+RECOGNISED_AT_ONCE_BYTES = 64 * 1024
+"""So much of what was read is looked at in one go; some 2,500 answers."""
+
+
+class AddOwner(Protocol):
+    """The sender of an add; called back once for each add and seat."""
+
+    def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None:
+        """Note that the seat's bookie has answered EOK for these entries, in this order."""
+        ...
+
+    def on_refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> None:
+        """Note that the bookie answered otherwise, or not in time, or its connection was lost: it may have stored the
+        entry."""
+        ...
+
+
+SentAdd: TypeAlias = tuple[AddOwner, Seat, int, float, int]
+"""Owner, seat, entry id, deadline, transaction id."""
+
+
+class SentRun:
+    """Adds of one owner that were sent to one seat together, under consecutive transaction ids."""
+
+    __slots__ = ("answer_bytes", "answers", "deadline", "done", "entry_ids", "first_txn_id", "owner", "seat")
+
+    def __init__(
+        self,
+        owner: AddOwner,
+        seat: Seat,
+        entry_ids: Sequence[int],
+        deadline: float,
+        first_txn_id: int,
+        answers: bytes,
+        answer_bytes: int,
+    ) -> None:
+        self.owner = owner
+        self.seat = seat
+        self.entry_ids = entry_ids
+        self.deadline = deadline
+        self.first_txn_id = first_txn_id
+        self.answers = answers
+        """The EOKs to come, one behind the other, with their length prefixes."""
+        self.answer_bytes = answer_bytes
+        """The length of each of them; 0 where they differ."""
+        self.done = 0
+        """So many were answered."""
+
+    def next_answer(self) -> bytes:
+        """Return the body of the next EOK."""
+        at = self.done * self.answer_bytes
+        return self.answers[at + LENGTH_BYTES : at + self.answer_bytes]
+
+    def singles(self) -> list[tuple[bytes, SentAdd]]:
+        """Return the adds that were not answered yet, each with the body of its EOK."""
+        found: list[tuple[bytes, SentAdd]] = []
+        at = self.done * self.answer_bytes
+        for n in range(self.done, len(self.entry_ids)):
+            end = at + _size_at(self.answers, at)
+            add = (self.owner, self.seat, self.entry_ids[n], self.deadline, self.first_txn_id + n)
+            found.append((self.answers[at + LENGTH_BYTES : end], add))
+            at = end
+        return found
+
+
+def _size_at(frames: Buffer, at: int) -> int:
+    """Return what a frame's length prefix says, with the prefix."""
+    (length,) = LENGTH.unpack_from(frames, at)
+    return LENGTH_BYTES + int(length)
+
+
+class AddsUnderWay:
+    """All adds of one connection that were sent and not answered."""
+
+    def __init__(self) -> None:
+        self._singles: dict[bytes, SentAdd] = {}  # by the body of the EOK that will answer it
+        self._runs: dict[bytes, SentRun] = {}  # by the body of the next EOK
+        # EOKs of the read that is being delivered, which were taken out above: in the order in which they came.
+        self._acknowledged: list[tuple[AddOwner, Seat, list[int]]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._singles or self._runs)
+
+    def sent(self, answer: bytes, add: SentAdd) -> None:
+        """Wait for this add's answer; `answer` is the body of its EOK."""
+        self._singles[answer] = add
+
+    def sent_run(self, run: SentRun) -> None:
+        """Wait for these adds' answers."""
+        if run.answer_bytes:
+            self._runs[run.next_answer()] = run
+        else:
+            self._singles.update(run.singles())  # where ids get a digit more
+
+    # ------------------------------------------------------------------------------------ acknowledgements
+
+    def recognise(self, received: memoryview) -> int:
+        """Take the EOKs to runs at the beginning of what was read, and return how many bytes they are; `received`
+        begins with a frame, its length prefix included."""
+        if not self._runs or len(received) < LENGTH_BYTES:
+            return 0
+        size = _size_at(received, 0)
+        if not LENGTH_BYTES < size <= MAX_ACKNOWLEDGEMENT_BYTES:
+            return 0  # the usual case of other answers: nothing of them is copied
+        data = bytes(received[:RECOGNISED_AT_ONCE_BYTES])
+        at, end = 0, len(data)
+        while True:
+            run = self._runs.pop(data[at + LENGTH_BYTES : at + size], None)
+            if run is None:
+                return at
+            # Both slices are whole answers: what is compared is what each of them would be looked up by.
+            most = min((end - at) // run.answer_bytes, len(run.entry_ids) - run.done)
+            begin = run.done * run.answer_bytes
+            if data[at : at + most * size] != run.answers[begin : begin + most * size]:
+                most = 1  # another order, or something else between them: one by one
+            self._answered(run, most)
+            at += most * size
+            if at + LENGTH_BYTES > end:
+                return at
+            size = _size_at(data, at)
+            if not LENGTH_BYTES < size <= MAX_ACKNOWLEDGEMENT_BYTES:
+                return at
+
+    def acknowledge(self, frame: memoryview) -> bool:
+        """Take one EOK that is known by its bytes; False: it is something else."""
+        if len(frame) > MAX_ACKNOWLEDGEMENT_BYTES - LENGTH_BYTES:
+            return False
+        answer = bytes(frame)
+        run = self._runs.pop(answer, None)
+        if run is not None:
+            self._answered(run, 1)
+            return True
+        add = self._singles.pop(answer, None)
+        if add is None:
+            return False
+        self._note(add[0], add[1], (add[2],))
+        return True
+
+    def _answered(self, run: SentRun, count: int) -> None:
+        """Note the next `count` EOKs to a run that was taken out."""
+        begin = run.done
+        end = run.done = begin + count
+        self._note(run.owner, run.seat, run.entry_ids[begin:end])
+        if end < len(run.entry_ids):
+            self._runs[run.next_answer()] = run
+
+    def _note(self, owner: AddOwner, seat: Seat, entry_ids: Sequence[int]) -> None:
+        if self._acknowledged:
+            before, its_seat, ids = self._acknowledged[-1]
+            if its_seat is seat and before is owner:
+                ids.extend(entry_ids)
+                return
+        self._acknowledged.append((owner, seat, list(entry_ids)))
+
+    def pass_on(self) -> None:
+        """Notify owners of their EOKs, in order; those in a row of one owner and seat cost one call, and one drain."""
+        if self._acknowledged:
+            acknowledged, self._acknowledged = self._acknowledged, []
+            for owner, seat, entry_ids in acknowledged:
+                owner.on_added(seat, entry_ids)
+
+    # ------------------------------------------------------------------------------------ other ends
+
+    def _take_apart(self) -> None:
+        runs, self._runs = self._runs, {}
+        for run in runs.values():
+            self._singles.update(run.singles())
+
+    def take(self, response: Response) -> SentAdd | None:
+        """Take out the add that an answer other than a canonical EOK is about; None: none waits for it."""
+        if self._runs:
+            self._take_apart()
+        if isinstance(response, AddResponse):
+            ids = (response.ledger_id, response.entry_id)
+            add = self._singles.pop(encode_add_response(response.txn_id, Status.EOK, *ids)[LENGTH_BYTES:], None)
+            if add is not None:
+                return add
+        for answer, add in self._singles.items():  # without ids, or with wrong ones: rare enough to be searched for
+            if add[4] == response.txn_id:
+                del self._singles[answer]
+                return add
+        return None
+
+    def take_late(self, now: float) -> list[SentAdd]:
+        """Take out those whose time is over, in the order in which they were sent to each ledger."""
+        if any(run.deadline <= now for run in self._runs.values()):
+            self._take_apart()
+        late = [answer for answer, add in self._singles.items() if add[3] <= now]
+        return sorted((self._singles.pop(answer) for answer in late), key=lambda add: (add[3], add[4]))
+
+    def take_all(self) -> list[SentAdd]:
+        """Take out every add."""
+        self._take_apart()
+        singles, self._singles = self._singles, {}
+        return list(singles.values())
+
+    def keys(self) -> frozenset[bytes]:
+        """Return what `waits_for` and `take_these` know the adds by that are under way now."""
+        self._take_apart()
+        return frozenset(self._singles)
+
+    def waits_for(self, keys: Collection[object]) -> bool:
+        """Return whether any of these adds still waits."""
+        return any(key in self._singles for key in keys)
+
+    def take_these(self, keys: Collection[object]) -> list[SentAdd]:
+        """Take out those of these adds that still wait."""
+        return [self._singles.pop(key) for key in keys if isinstance(key, bytes) and key in self._singles]

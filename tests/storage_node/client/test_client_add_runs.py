@@ -1,0 +1,310 @@
+"""Adds that are sent together: each is acknowledged or refused once, in whatever pieces and order the answers come."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from helpers.virtual_time import virtual_time
+from helpers.worlds.model_cluster import ModelCluster, ModelLink, write
+
+from metadata.bookkeeper.ledger_metadata import DigestType
+from metadata.foundation.errors import DistributedLogError, InvariantViolation
+from storage_node.client.add_runs import AddsUnderWay, SentRun
+from storage_node.client.pipeline import RUN_ENTRIES
+from storage_node.protocol.adds import Add, AddTemplate
+from storage_node.protocol.decoding import decode_response
+from storage_node.protocol.digests import EntryDigest
+from storage_node.protocol.encoding import encode_add_response
+from storage_node.protocol.frames import LENGTH_BYTES, Buffer, ChunkPool, FrameBuffer
+from storage_node.protocol.schema import Status
+from storage_node.protocol.writing_model import Seat
+
+LEDGERS = (7, 8)
+SEND = ModelLink.send
+DIGEST = EntryDigest(DigestType.CRC32, b"")
+TEMPLATES = {ledger: AddTemplate(ledger, b"k" * 20) for ledger in LEDGERS}
+
+
+class Owner:
+    """Notes what it hears of one ledger's entries."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[int]] = []
+        self.refused: list[int] = []
+
+    @property
+    def added(self) -> list[int]:
+        return [entry_id for call in self.calls for entry_id in call]
+
+    def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None:
+        self.calls.append(list(entry_ids))
+
+    def on_refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> None:
+        self.refused.append(entry_id)
+
+
+class Connected:
+    """The adds of one connection, and the frames of answers to them."""
+
+    def __init__(self) -> None:
+        self.adds = AddsUnderWay()
+        self.owners = {ledger: Owner() for ledger in LEDGERS}
+        self.seats = {ledger: Seat(0, "bookie") for ledger in LEDGERS}
+        self.txn_ids: dict[tuple[int, int], int] = {}
+        self._next_txn_id = 1
+        self._buffer = FrameBuffer(ChunkPool())
+
+    def send(self, *entry_ids: int, ledger: int = 7, txn_id: int | None = None, deadline: float = 1e9) -> None:
+        first = self._next_txn_id if txn_id is None else txn_id
+        self._next_txn_id = first + len(entry_ids)
+        adds: list[Add] = [(entry_id, -1, 1, 1, (b"x",)) for entry_id in entry_ids]
+        _, answers, _, size = TEMPLATES[ledger].run(DIGEST, first, adds)
+        self.txn_ids.update({(ledger, entry_id): first + n for n, entry_id in enumerate(entry_ids)})
+        seat, owner = self.seats[ledger], self.owners[ledger]
+        self.adds.sent_run(SentRun(owner, seat, entry_ids, deadline, first, answers, size))
+
+    def send_alone(self, entry_id: int, *, ledger: int = 7) -> None:
+        txn_id = self.txn_ids[ledger, entry_id] = self._next_txn_id
+        self._next_txn_id += 1
+        _, answer = TEMPLATES[ledger].frames(txn_id, entry_id, 0)
+        self.adds.sent(answer, (self.owners[ledger], self.seats[ledger], entry_id, 1e9, txn_id))
+
+    def answer(self, entry_id: int, *, ledger: int = 7, status: Status = Status.EOK) -> bytes:
+        return encode_add_response(self.txn_ids[ledger, entry_id], status, ledger, entry_id)
+
+    def answers(self, *entry_ids: int, ledger: int = 7) -> bytes:
+        return b"".join(self.answer(entry_id, ledger=ledger) for entry_id in entry_ids)
+
+    def read(self, data: bytes) -> int:
+        """Take what one read brought, as a link and a connection do; return how many frames were cut out."""
+        self._buffer.writable()[: len(data)] = data
+        frames = self._buffer.advance(len(data), recognise=self.adds.recognise)
+        for frame in frames:
+            if not self.adds.acknowledge(frame):
+                self.adds.pass_on()
+                response = decode_response(frame)
+                add = self.adds.take(response)
+                if add is not None and response.status is Status.EOK:
+                    add[0].on_added(add[1], (add[2],))  # of a run, in another order
+                elif add is not None:
+                    add[0].on_refused(add[1], add[2], DistributedLogError("refused"))
+        self.adds.pass_on()
+        return len(frames)
+
+
+def test_the_answers_of_a_run_are_recognised_without_a_cut() -> None:
+    connected = Connected()
+    connected.send(*range(50))
+    assert connected.read(connected.answers(*range(50))) == 0
+    assert connected.owners[7].calls == [list(range(50))]
+    assert not connected.adds
+
+
+def test_an_answer_that_has_come_in_part_waits_for_its_rest() -> None:
+    connected = Connected()
+    connected.send(*range(4))
+    data = connected.answers(*range(4))
+    for at in range(len(data)):
+        connected.read(data[at : at + 1])
+    assert connected.owners[7].calls == [[0], [1], [2], [3]]
+    assert not connected.adds
+
+
+def test_runs_of_several_ledgers_may_be_answered_in_turns() -> None:
+    connected = Connected()
+    connected.send(*range(4))
+    connected.send(*range(4), ledger=8)
+    data = b"".join(
+        connected.answers(*ids, ledger=ledger) for ledger, ids in ((8, (0,)), (7, (0, 1, 2)), (8, (1, 2, 3)), (7, (3,)))
+    )
+    assert connected.read(data) == 0
+    assert connected.owners[7].calls == [[0, 1, 2], [3]]
+    assert connected.owners[8].calls == [[0], [1, 2, 3]]
+
+
+def test_an_error_is_heard_of_between_the_acknowledgements_around_it() -> None:
+    connected = Connected()
+    connected.send(*range(5))
+    connected.read(
+        connected.answers(0, 1) + connected.answer(2, status=Status.EIO) + connected.answers(3, 4),
+    )
+    assert (connected.owners[7].calls, connected.owners[7].refused) == ([[0, 1], [3, 4]], [2])
+    assert not connected.adds
+
+
+def test_other_frames_are_left_to_the_cut_and_so_is_what_lies_behind_them() -> None:
+    connected = Connected()
+    connected.send(0, 1)
+    foreign = encode_add_response(999, Status.EOK, 7, 999)
+    assert connected.read(connected.answer(0) + foreign + connected.answer(1)) == 2
+    assert connected.owners[7].added == [0, 1]
+
+
+def test_an_answer_that_comes_twice_counts_once() -> None:
+    connected = Connected()
+    connected.send(0, 1, 2)
+    connected.read(connected.answers(0, 0, 1, 0, 1, 2))
+    assert (connected.owners[7].added, connected.owners[7].refused) == ([0, 1, 2], [])
+
+
+@pytest.mark.parametrize("txn_id", [126, 16_382, 2**63 - 7])
+def test_ids_may_get_a_digit_more_within_a_run(txn_id: int) -> None:
+    connected = Connected()
+    connected.send(*range(125, 131), txn_id=txn_id)
+    connected.read(connected.answers(*range(125, 131)))
+    assert connected.owners[7].added == list(range(125, 131))
+
+
+def test_what_is_late_ends_once_and_its_answer_means_nothing_any_more() -> None:
+    connected = Connected()
+    connected.send(0, 1, 2, deadline=5.0)
+    connected.send(3, 4, deadline=6.0)
+    connected.read(connected.answer(0))
+    assert [add[2] for add in connected.adds.take_late(5.0)] == [1, 2]
+    connected.read(connected.answers(1, 2, 3))
+    assert connected.owners[7].added == [0, 3]
+    assert [add[2:] for add in connected.adds.take_all()] == [(4, 6.0, 5)]
+    assert not connected.adds
+
+
+def test_what_was_under_way_is_known_by_its_keys_whatever_was_sent_since() -> None:
+    connected = Connected()
+    connected.send(0, 1)
+    keys = connected.adds.keys()
+    connected.send(2, 3)
+    connected.read(connected.answers(0, 2))
+    assert connected.adds.waits_for(keys)
+    assert [add[2] for add in connected.adds.take_these(keys)] == [1]
+    assert not connected.adds.waits_for(keys)
+    assert [add[2] for add in connected.adds.take_all()] == [3]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_add_ends_once_in_any_order_and_in_any_pieces(seed: int) -> None:
+    rng = random.Random(seed)
+    connected = Connected()
+    next_id = dict.fromkeys(LEDGERS, 0)
+    frames: list[bytes] = []
+    refused: set[tuple[int, int]] = set()
+    for _ in range(30):
+        ledger, count = rng.choice(LEDGERS), rng.randrange(1, 9)
+        ids = range(next_id[ledger], next_id[ledger] + count)
+        next_id[ledger] = ids.stop
+        if rng.random() < 0.2:
+            for entry_id in ids:
+                connected.send_alone(entry_id, ledger=ledger)
+        else:
+            connected.send(*ids, ledger=ledger)
+        for entry_id in ids:
+            status = Status.EOK if rng.random() < 0.97 else Status.EIO
+            if status is not Status.EOK:
+                refused.add((ledger, entry_id))
+            frames.append(connected.answer(entry_id, ledger=ledger, status=status))
+    for _ in range(rng.choice((0, 3, 200))):  # in order; nearly so; or in none
+        one, other = rng.randrange(len(frames)), rng.randrange(len(frames))
+        frames[one], frames[other] = frames[other], frames[one]
+    data = b"".join(frames)
+    at = 0
+    while at < len(data):
+        size = rng.choice((1, 30, 200, 2_000))
+        connected.read(data[at : at + size])
+        at += size
+    for ledger in LEDGERS:
+        lost = {entry_id for of, entry_id in refused if of == ledger}
+        assert sorted(connected.owners[ledger].added) == [n for n in range(next_id[ledger]) if n not in lost]
+        assert sorted(connected.owners[ledger].refused) == sorted(lost)
+    assert not connected.adds
+
+
+def test_a_frame_that_only_begins_like_an_answer_is_cut_out() -> None:
+    connected = Connected()
+    connected.send(0)
+    longer = connected.answer(0)[LENGTH_BYTES:] + b"\x98\x06\x01"
+    assert connected.read((len(longer)).to_bytes(LENGTH_BYTES, "big") + longer) == 1
+
+
+# ------------------------------------------------------------------------------------ what leaves a writer
+
+
+@virtual_time
+async def test_what_is_added_in_a_turn_leaves_as_one_buffer_for_each_bookie() -> None:
+    async with ModelCluster(3) as cluster:
+        writer = await cluster.client().create()
+        await write(writer, 1)
+        sent: list[list[Buffer]] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ModelLink, "send", lambda link, *buffers: sent.append([*buffers]) or SEND(link, *buffers))
+            futures = [writer.add(bytes([n]) * 100) for n in range(20)]
+            assert not any(sent)
+            assert [await future for future in futures] == list(range(1, 21))
+        used = [buffers for buffers in sent if buffers]
+        assert len(used) == 3
+        assert len({id(buffer) for buffers in used for buffer in buffers}) == 1  # packaged and joined once
+        await cluster.settle()
+        for bookie in cluster.bookies.values():
+            assert bookie.adds == list(range(21))
+        await writer.close()
+
+
+@virtual_time
+async def test_entries_that_go_to_different_bookies_reach_their_own_write_sets() -> None:
+    async with ModelCluster(5) as cluster:
+        writer = await cluster.client().create(ensemble_size=5, write_quorum=3, ack_quorum=2)
+        assert [await one for one in [writer.add(bytes([n])) for n in range(50)]] == list(range(50))
+        await cluster.settle()
+        for index, name in enumerate(writer.metadata.last_ensemble.bookies):
+            wanted = [n for n in range(50) if (index - n) % 5 < 3]
+            assert sorted(cluster.bookies[name].ledger(writer.ledger_id).entries) == wanted
+        await writer.close()
+
+
+@virtual_time
+async def test_a_large_entry_stays_behind_the_small_ones_before_it() -> None:
+    async with ModelCluster(3) as cluster:
+        writer = await cluster.client().create()
+        sizes = (10, 10, 40_000, 10, 40_000, 40_000, 10)
+        assert [await one for one in [writer.add(bytes(size)) for size in sizes]] == list(range(len(sizes)))
+        await cluster.settle()
+        for bookie in cluster.bookies.values():
+            assert bookie.adds == list(range(len(sizes)))
+        await writer.close()
+
+
+@virtual_time
+async def test_a_turn_may_add_more_than_a_run_holds() -> None:
+    async with ModelCluster(3) as cluster:
+        writer = await cluster.client().create()
+        count = 2 * RUN_ENTRIES + 3
+        assert [await one for one in [writer.add(b"x" * 300) for _ in range(count)]] == list(range(count))
+        await writer.close()
+
+
+@virtual_time
+async def test_an_entry_is_sent_again_with_the_bytes_that_it_had() -> None:
+    async with ModelCluster(4) as cluster:
+        writer = await cluster.client().create()
+        await write(writer, 3)
+        first = cluster.bookies[writer.metadata.last_ensemble.bookies[0]]
+        first.refuse_adds = Status.EIO
+        futures = [writer.add(bytes([n]) * 9) for n in range(30)]
+        assert [await one for one in futures] == list(range(3, 33))
+        await cluster.settle()
+        found = [cluster.bookies[name].ledger(writer.ledger_id) for name in writer.metadata.last_ensemble.bookies]
+        assert first.name not in writer.metadata.last_ensemble.bookies
+        for entry_id in range(3, 33):
+            assert len({bytes(ledger.entries[entry_id]) for ledger in found}) == 1  # one value for one position (I3)
+        await writer.close()
+
+
+@virtual_time
+async def test_a_payload_that_is_gone_before_it_is_sent_fails_its_writer_in_words() -> None:
+    async with ModelCluster(3) as cluster:
+        writer = await cluster.client().create()
+        view = memoryview(bytearray(b"payload"))
+        kept, lost = writer.add(b"good"), writer.add(view)
+        view.release()
+        for future in (kept, lost):
+            with pytest.raises(InvariantViolation, match=r"an entry cannot be packaged: ValueError.*it was not sent"):
+                await future
