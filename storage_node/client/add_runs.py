@@ -12,11 +12,11 @@ An add is in this table from before it is sent until it is taken out, once, to b
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 from metadata.foundation.errors import DistributedLogError
 from storage_node.protocol.encoding import encode_add_response
-from storage_node.protocol.frames import LENGTH, LENGTH_BYTES, Buffer
+from storage_node.protocol.frames import LENGTH, LENGTH_BYTES
 from storage_node.protocol.schema import Status
 from storage_node.protocol.values import AddResponse, Response
 from storage_node.protocol.writing_model import Seat
@@ -72,102 +72,101 @@ class SentRun:
         """So many were answered."""
 
     def next_answer(self) -> bytes:
-        """Return the body of the next EOK."""
+        """Return the next EOK."""
         at = self.done * self.answer_bytes
-        return self.answers[at + LENGTH_BYTES : at + self.answer_bytes]
+        return self.answers[at : at + self.answer_bytes]
 
     def singles(self) -> list[tuple[bytes, SentAdd]]:
-        """Return the adds that were not answered yet, each with the body of its EOK."""
+        """Return the adds that were not answered yet, each with its EOK."""
         found: list[tuple[bytes, SentAdd]] = []
         at = self.done * self.answer_bytes
         for n in range(self.done, len(self.entry_ids)):
-            end = at + _size_at(self.answers, at)
+            (length,) = LENGTH.unpack_from(self.answers, at)
+            end = at + LENGTH_BYTES + length
             add = (self.owner, self.seat, self.entry_ids[n], self.deadline, self.first_txn_id + n)
-            found.append((self.answers[at + LENGTH_BYTES : end], add))
+            found.append((self.answers[at:end], add))
             at = end
         return found
 
 
-def _size_at(frames: Buffer, at: int) -> int:
-    """Return what a frame's length prefix says, with the prefix."""
-    (length,) = LENGTH.unpack_from(frames, at)
-    return LENGTH_BYTES + int(length)
+def _deadline(found: SentAdd | SentRun) -> float:
+    return found.deadline if isinstance(found, SentRun) else found[3]
 
 
 class AddsUnderWay:
     """All adds of one connection that were sent and not answered."""
 
     def __init__(self) -> None:
-        self._singles: dict[bytes, SentAdd] = {}  # by the body of the EOK that will answer it
-        self._runs: dict[bytes, SentRun] = {}  # by the body of the next EOK
+        # By the EOK that will answer it, its length prefix included: an add, or a run, of which it is the next one.
+        self._waiting: dict[bytes, SentAdd | SentRun] = {}
         # EOKs of the read that is being delivered, which were taken out above: in the order in which they came.
         self._acknowledged: list[tuple[AddOwner, Seat, list[int]]] = []
 
     def __bool__(self) -> bool:
-        return bool(self._singles or self._runs)
+        return bool(self._waiting)
 
     def sent(self, answer: bytes, add: SentAdd) -> None:
-        """Wait for this add's answer; `answer` is the body of its EOK."""
-        self._singles[answer] = add
+        """Wait for this add's answer; `answer` is its EOK."""
+        self._waiting[answer] = add
 
     def sent_run(self, run: SentRun) -> None:
         """Wait for these adds' answers."""
         if run.answer_bytes:
-            self._runs[run.next_answer()] = run
+            self._waiting[run.next_answer()] = run
         else:
-            self._singles.update(run.singles())  # where ids get a digit more
+            self._waiting.update(run.singles())  # where ids get a digit more
 
     # ------------------------------------------------------------------------------------ acknowledgements
 
     def recognise(self, received: memoryview) -> int:
-        """Take the EOKs to runs at the beginning of what was read, and return how many bytes they are; `received`
-        begins with a frame, its length prefix included."""
-        if not self._runs or len(received) < LENGTH_BYTES:
+        """Take the EOKs at the beginning of what was read, and return how many bytes they are; `received` begins with
+        a frame, its length prefix included."""
+        if not self._waiting or len(received) < LENGTH_BYTES:
             return 0
-        size = _size_at(received, 0)
-        if not LENGTH_BYTES < size <= MAX_ACKNOWLEDGEMENT_BYTES:
+        # Of an EOK's prefix only the last byte is not 0. That the others are is compared with all the rest.
+        size = received[LENGTH_BYTES - 1] + LENGTH_BYTES
+        if size > MAX_ACKNOWLEDGEMENT_BYTES or size > len(received):
             return 0  # the usual case of other answers: nothing of them is copied
         data = bytes(received[:RECOGNISED_AT_ONCE_BYTES])
         at, end = 0, len(data)
         while True:
-            run = self._runs.pop(data[at + LENGTH_BYTES : at + size], None)
-            if run is None:
+            found = self._waiting.pop(data[at : at + size], None)
+            if found is None:
                 return at
-            # Both slices are whole answers: what is compared is what each of them would be looked up by.
-            most = min((end - at) // run.answer_bytes, len(run.entry_ids) - run.done)
-            begin = run.done * run.answer_bytes
-            if data[at : at + most * size] != run.answers[begin : begin + most * size]:
-                most = 1  # another order, or something else between them: one by one
-            self._answered(run, most)
-            at += most * size
+            at += size
+            if type(found) is tuple:
+                self._note(found[0], found[1], (found[2],))
+            else:
+                at += self._follow(cast(SentRun, found), data, at) * size
             if at + LENGTH_BYTES > end:
                 return at
-            size = _size_at(data, at)
-            if not LENGTH_BYTES < size <= MAX_ACKNOWLEDGEMENT_BYTES:
-                return at
+            size = data[at + LENGTH_BYTES - 1] + LENGTH_BYTES
+
+    def _follow(self, run: SentRun, data: bytes, at: int) -> int:
+        """Note an EOK of this run, and as many of the next ones as lie at `at`; return how many those are."""
+        size, begin = run.answer_bytes, run.done
+        most = min((len(data) - at) // size, len(run.entry_ids) - begin - 1)
+        first = (begin + 1) * size
+        if data[at : at + most * size] != run.answers[first : first + most * size]:
+            most = 0  # another order, or something else between them: one by one
+        end = run.done = begin + 1 + most
+        self._note(run.owner, run.seat, run.entry_ids[begin:end])
+        if end < len(run.entry_ids):
+            self._waiting[run.next_answer()] = run
+        return most
 
     def acknowledge(self, frame: memoryview) -> bool:
         """Take one EOK that is known by its bytes; False: it is something else."""
         if len(frame) > MAX_ACKNOWLEDGEMENT_BYTES - LENGTH_BYTES:
             return False
-        answer = bytes(frame)
-        run = self._runs.pop(answer, None)
-        if run is not None:
-            self._answered(run, 1)
-            return True
-        add = self._singles.pop(answer, None)
-        if add is None:
+        found = self._waiting.pop(b"".join((LENGTH.pack(len(frame)), frame)), None)
+        if found is None:
             return False
-        self._note(add[0], add[1], (add[2],))
+        if type(found) is tuple:
+            self._note(found[0], found[1], (found[2],))
+        else:
+            self._follow(cast(SentRun, found), b"", 0)
         return True
-
-    def _answered(self, run: SentRun, count: int) -> None:
-        """Note the next `count` EOKs to a run that was taken out."""
-        begin = run.done
-        end = run.done = begin + count
-        self._note(run.owner, run.seat, run.entry_ids[begin:end])
-        if end < len(run.entry_ids):
-            self._runs[run.next_answer()] = run
 
     def _note(self, owner: AddOwner, seat: Seat, entry_ids: Sequence[int]) -> None:
         if self._acknowledged:
@@ -186,48 +185,53 @@ class AddsUnderWay:
 
     # ------------------------------------------------------------------------------------ other ends
 
-    def _take_apart(self) -> None:
-        runs, self._runs = self._runs, {}
-        for run in runs.values():
-            self._singles.update(run.singles())
+    def _singles(self) -> dict[bytes, SentAdd]:
+        """Return all adds, after taking the runs apart: from now on each is found by itself."""
+        singles: dict[bytes, SentAdd] = {}
+        for answer, found in self._waiting.items():
+            if type(found) is tuple:
+                singles[answer] = found
+            else:
+                singles.update(cast(SentRun, found).singles())
+        self._waiting = cast("dict[bytes, SentAdd | SentRun]", singles)
+        return singles
 
     def take(self, response: Response) -> SentAdd | None:
         """Take out the add that an answer other than a canonical EOK is about; None: none waits for it."""
-        if self._runs:
-            self._take_apart()
+        singles = self._singles()
         if isinstance(response, AddResponse):
             ids = (response.ledger_id, response.entry_id)
-            add = self._singles.pop(encode_add_response(response.txn_id, Status.EOK, *ids)[LENGTH_BYTES:], None)
+            add = singles.pop(encode_add_response(response.txn_id, Status.EOK, *ids), None)
             if add is not None:
                 return add
-        for answer, add in self._singles.items():  # without ids, or with wrong ones: rare enough to be searched for
+        for answer, add in singles.items():  # without ids, or with wrong ones: rare enough to be searched for
             if add[4] == response.txn_id:
-                del self._singles[answer]
+                del singles[answer]
                 return add
         return None
 
     def take_late(self, now: float) -> list[SentAdd]:
-        """Take out those whose time is over, in the order in which they were sent to each ledger."""
-        if any(run.deadline <= now for run in self._runs.values()):
-            self._take_apart()
-        late = [answer for answer, add in self._singles.items() if add[3] <= now]
-        return sorted((self._singles.pop(answer) for answer in late), key=lambda add: (add[3], add[4]))
+        """Take out those whose time is over, in the order in which they were sent."""
+        if all(_deadline(found) > now for found in self._waiting.values()):
+            return []  # nearly always: runs stay runs
+        singles = self._singles()
+        late = [answer for answer, add in singles.items() if add[3] <= now]
+        return sorted((singles.pop(answer) for answer in late), key=lambda add: (add[3], add[4]))
 
     def take_all(self) -> list[SentAdd]:
         """Take out every add."""
-        self._take_apart()
-        singles, self._singles = self._singles, {}
+        singles, self._waiting = self._singles(), {}
         return list(singles.values())
 
     def keys(self) -> frozenset[bytes]:
         """Return what `waits_for` and `take_these` know the adds by that are under way now."""
-        self._take_apart()
-        return frozenset(self._singles)
+        return frozenset(self._singles())
 
     def waits_for(self, keys: Collection[object]) -> bool:
         """Return whether any of these adds still waits."""
-        return any(key in self._singles for key in keys)
+        return any(key in self._waiting for key in keys)
 
     def take_these(self, keys: Collection[object]) -> list[SentAdd]:
         """Take out those of these adds that still wait."""
-        return [self._singles.pop(key) for key in keys if isinstance(key, bytes) and key in self._singles]
+        singles = self._singles()
+        return [singles.pop(key) for key in keys if isinstance(key, bytes) and key in singles]

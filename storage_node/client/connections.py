@@ -62,6 +62,8 @@ class Connection(Channel):
         self._pool = pool
         self._heard = pool.loop.time()
         self._adds = AddsUnderWay()
+        self.recognise = self._adds.recognise
+        """Takes the EOKs to adds that what was read begins with, the hot path; returns how many bytes they are."""
         self._requests: dict[int, tuple[Operation, float, Callable[[Answer], None], int]] = {}
 
     @property
@@ -81,7 +83,7 @@ class Connection(Channel):
         deadline: float,
         frame: tuple[Buffer, ...],
     ) -> None:
-        """Send an add; `answer` is the EOK to come."""
+        """Send an add; `answer` is the EOK frame to come."""
         if not self._adds:
             self._pool.sweeper.join(self._sweep)
         self._adds.sent(answer, (owner, seat, entry_id, deadline, txn_id))  # before sending: a lost link must refuse it
@@ -122,10 +124,6 @@ class Connection(Channel):
         self._requests.pop(txn_id, None)
 
     # ------------------------------------------------------------------------------------ FrameHandler
-
-    def recognise(self, received: memoryview) -> int:
-        """Take the EOKs to adds that what was read begins with, the hot path; return how many bytes they are."""
-        return self._adds.recognise(received)
 
     def frame_received(self, frame: memoryview) -> None:
         """Take one response. An add's acknowledgement is recognised by its bytes."""

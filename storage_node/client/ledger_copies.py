@@ -17,7 +17,6 @@ from storage_node.client.reading import EntryFetcher
 from storage_node.errors import ProtocolError
 from storage_node.protocol.digests import Entry, master_key
 from storage_node.protocol.encoding import encode_add_request, encode_add_response, encode_read_request
-from storage_node.protocol.frames import LENGTH_BYTES
 from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.values import ReadResponse
 from storage_node.protocol.writing_model import PickReplacements, Seat
@@ -84,7 +83,7 @@ class LedgerCopies:
         txn_id = self._pool.next_txn_id()
         # As a recovery's add: a bookie of a fenced ledger refuses any other.
         head, tail = encode_add_request(txn_id, self.ledger_id, entry.entry_id, self._key, size, recovery=True)
-        answer = encode_add_response(txn_id, Status.EOK, self.ledger_id, entry.entry_id)[LENGTH_BYTES:]
+        answer = encode_add_response(txn_id, Status.EOK, self.ledger_id, entry.entry_id)
         frame = (head, header, entry.payload, tail)
         deadline = self._pool.loop.time() + self._context.settings.add_entry_timeout_ms / 1000
         copies = _Copies(self._context, len(bookies))

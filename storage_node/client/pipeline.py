@@ -330,6 +330,10 @@ class AddPipeline:
         frames, answers, headers, answer_bytes = self._template.run(self._digest, txn_id, adds)
         run.headers, run.header_bytes, run.adds = headers, self._digest.header_size, []
         deadline = self._loop.time() + self._timeout_s
+        if len(run.entry_ids) == 1:
+            for seat, connection in route.targets:
+                connection.send_add(txn_id, answers, self, seat, run.entry_ids[0], deadline, (frames,))
+            return
         for seat, connection in route.targets:
             connection.send_run(SentRun(self, seat, run.entry_ids, deadline, txn_id, answers, answer_bytes), frames)
 
@@ -362,8 +366,10 @@ class AddPipeline:
         """Send a pending entry again, as it was sent before."""
         if self._open:
             self._send_open()  # it may be among those
-        _, size, run, payload = self._entries[entry_id]
-        self._transmit(entry_id, run.header(entry_id), size, payload, seats)
+        pending = self._entries.get(entry_id)
+        if pending is not None:  # else it could not be packaged just now, which has ended the writer
+            _, size, run, payload = pending
+            self._transmit(entry_id, run.header(entry_id), size, payload, seats)
 
     def _route(self, seats: tuple[Seat, ...]) -> AddRoute:
         if len(self._routes) >= MAX_ROUTES:
@@ -501,7 +507,7 @@ class AddPipeline:
             self._next_resend = now + self._context.settings.vacancy_retry_ms / 1000
             kept, self._kept = self._kept, {}
             for entry_id, seat in sorted(kept, key=lambda one: one[0]):
-                if entry_id in self._entries and seat.current:
+                if seat.current:
                     self._transmit_again(entry_id, (seat,))
         return bool(self._kept)
 

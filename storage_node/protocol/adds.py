@@ -1,4 +1,4 @@
-"""The frames of one ledger's adds, from a template: the request, and the bytes of the answer it will get.
+"""The frames of one ledger's adds, from a template: the request, and the answer it will get.
 
 An EOK answer says nothing but what the request said: transaction id, ledger, entry. Its canonical bytes are therefore
 known when the request is sent, and recognising them is one dictionary look-up instead of decoding; any other answer
@@ -70,17 +70,17 @@ class AddTemplate:
         ids = b"\x08" + status + b"\x10" + ledger + b"\x18"
         self._answer_ends = [b"\x10" + status + _ADD + varint(len(ids) + n) + ids for n in _VARINT_LENGTHS]
         self._shape = (-1, -1, -1)
-        self._parts = (b"", b"", b"")
+        self._parts = (b"", b"", b"", b"")
 
     def frames(self, txn_id: int, entry_id: int, body_length: int) -> tuple[bytes, bytes]:
-        """Return what goes before the body of `body_length` bytes, and the body of the EOK frame that will answer."""
+        """Return what goes before the body of `body_length` bytes, and the EOK frame that will answer."""
         txn, entry = varint(txn_id), varint(entry_id)
         txn_length, entry_length = len(txn), len(entry)
         shape = (txn_length, entry_length, body_length)
         if shape != self._shape:
             self._shape, self._parts = shape, self._around(*shape)
-        start, middle, end = self._parts
-        answer = b"".join((self._answer_starts[txn_length], txn, self._answer_ends[entry_length], entry))
+        start, middle, end, answer_start = self._parts
+        answer = b"".join((answer_start, txn, self._answer_ends[entry_length], entry))
         return b"".join((start, txn, middle, entry, end)), answer
 
     def run(self, digest: EntryDigest, first_txn_id: int, adds: list[Add]) -> tuple[bytes, bytes, bytes, int]:
@@ -100,15 +100,18 @@ class AddTemplate:
             header = digest.package(ledger_id, entry_id, lac, length, *payload)
             head, answer = self.frames(txn_id, entry_id, len(header) + size)
             frames += (head, header, *payload, tail)
-            answers.append(_PREFIX.pack(len(answer)) + answer)
+            answers.append(answer)
             headers.append(header)
         sizes = set(map(len, answers))
         return b"".join(frames), b"".join(answers), b"".join(headers), sizes.pop() if len(sizes) == 1 else 0
 
-    def _around(self, txn_length: int, entry_length: int, body_length: int) -> tuple[bytes, bytes, bytes]:
-        """Return what goes before, between and behind the two ids; mostly the same as for the entry before."""
+    def _around(self, txn_length: int, entry_length: int, body_length: int) -> tuple[bytes, bytes, bytes, bytes]:
+        """Return what goes before, between and behind the two ids, and what goes before the first of them in the
+        answer; mostly the same as for the entry before."""
         size = varint(body_length)
         message = self._fixed + entry_length + len(size) + body_length
         length = varint(message)
         start = _PREFIX.pack(self._outer + txn_length + len(length) + message) + self._starts[txn_length]
-        return start, self._middle + length + self._ids, self._key + size
+        answer_start = self._answer_starts[txn_length]
+        answer = len(answer_start) + txn_length + len(self._answer_ends[entry_length]) + entry_length
+        return start, self._middle + length + self._ids, self._key + size, _PREFIX.pack(answer) + answer_start

@@ -177,6 +177,9 @@ class FrameBuffer:
         self._end += received
         if recognise is not None:
             self._start += recognise(self._view[self._start : self._end])
+            if self._start == self._end and len(self._view) - self._end >= MIN_FREE_BYTES:
+                self._need = 0
+                return []
         return self.cut(most)
 
     def cut(self, most: int) -> list[memoryview]:

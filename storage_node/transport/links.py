@@ -332,6 +332,8 @@ class TcpLink:
     def _pieces(self, most: int) -> list[Buffer]:
         """Return the front of the queue, about `most` bytes, joined where pieces are small."""
         out = self._out
+        if len(out) == 1 and self._queued <= most:
+            return [out[0]]
         if len(out) > 1 and self._queued <= min(most, len(out) * JOIN_BELOW_BYTES):
             joined = b"".join(out)  # small pieces throughout, the usual case of many small entries
             out.clear()
@@ -355,8 +357,11 @@ class TcpLink:
         return pieces
 
     def _consume(self, sent: int) -> None:
-        self._queued -= sent
         out = self._out
+        if sent == self._queued:
+            out.clear()  # the usual case
+            self._queued = sent = 0
+        self._queued -= sent
         while sent:
             size = len(out[0])
             if sent < size:
@@ -481,21 +486,31 @@ class TcpLink:
 
     def deliver(self) -> None:
         """Hand out frames as long as this link's share of a turn of the loop lasts."""
+        handler = self._handler
+        self._in_batch = True
         try:
-            self._hand_out()
+            if handler is not None:
+                if self._has_frames:
+                    self._hand_out(handler)
+                if not self._closed:
+                    handler.batch_done()
         except Exception as error:  # the boundary: one peer's bytes must not stop the loop
             self._network.tell_closing(self.peer, error)
             self._shut(error)
             return
+        finally:
+            self._in_batch = False
         if self._closed:
             return
-        if not self._has_frames:
+        left = self._has_frames
+        if not left:
             self._backlog = _NO_FRAMES
             self._frames.rewind()
             self._network.note_begun(self, self._frames)
         if self._out and not self._writing:
             self.flush()
-        self._read_on()
+        if left or not self._reading or self._tls is not None:
+            self._read_on()
 
     def _read_on(self) -> None:
         """Hand out the rest in one of the next turns, or wait for more."""
@@ -505,31 +520,23 @@ class TcpLink:
             self._network.turns.join(self.deliver)
         self._watch_reads()
 
-    def _hand_out(self) -> None:
-        handler = self._handler
-        if handler is None:
-            return
-        self._in_batch = True
+    def _hand_out(self, handler: FrameHandler) -> None:
         now = time.monotonic
         deadline = now() + self._network.turns.share_s
         in_time = True
-        try:
-            while in_time:
-                for frame in self._backlog:
-                    self._left -= 1
-                    handler.frame_received(frame)
-                    if self._closed:
-                        return
-                    in_time = now() <= deadline
-                    if not in_time:
-                        break
-                frame = None  # type: ignore[assignment]  # the last view would keep the chunk from being rewound
-                if not (in_time and self._frames.has_more):
+        while in_time:
+            for frame in self._backlog:
+                self._left -= 1
+                handler.frame_received(frame)
+                if self._closed:
+                    return
+                in_time = now() <= deadline
+                if not in_time:
                     break
-                self._take(self._frames.cut(FRAMES_AT_ONCE))
-            handler.batch_done()
-        finally:
-            self._in_batch = False
+            frame = None  # type: ignore[assignment]  # the last view would keep the chunk from being rewound
+            if not (in_time and self._frames.has_more):
+                break
+            self._take(self._frames.cut(FRAMES_AT_ONCE))
 
     # ------------------------------------------------------------------------------------ the end
 

@@ -10,6 +10,7 @@ line, all go by it: a loop finds those that are ready in the same order each tim
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeAlias
@@ -17,6 +18,8 @@ from typing import TypeAlias
 TURN_S = 0.005
 """Seconds of one turn of the loop that all in line may take together."""
 LEAST_SHARE_S = 0.0001
+SAME_TURN_S = 0.00005
+"""What is served within this time of what was served before may be of the same turn of the loop."""
 
 Work: TypeAlias = Callable[[], None]
 """Goes on for about `share_s`; joins again if there is more to do. Must not raise."""
@@ -29,14 +32,16 @@ class Turns:
         now: a clock, in seconds. A simulated one does not move during a turn, which then serves the whole line.
     """
 
-    __slots__ = ("_line", "_scheduled", "_spent_at", "now", "share_s")
+    __slots__ = ("_began_at", "_line", "_scheduled", "_served_at", "_spent_at", "now", "share_s")
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
         self._line: OrderedDict[Work, None] = OrderedDict()
         self._scheduled = False
         self._spent_at: float | None = None
-        """When those that were served without standing in line have had TURN_S of this turn; None: none was yet."""
+        """When those that were served without standing in line have had TURN_S of this turn; None: two were not yet."""
+        self._began_at = self._served_at = -math.inf
+        """When the last of them that was the first of its turn began, and ended."""
         self.share_s = TURN_S
         """Seconds that each work may take of one turn: less, the more work is in line."""
 
@@ -49,6 +54,8 @@ class Turns:
             self.join(work)
         else:
             work()
+            if self._spent_at is None:
+                self._served_at = self.now()
 
     def join(self, work: Work) -> None:
         """Have `work` called in one of the next turns, behind what joined before."""
@@ -60,14 +67,20 @@ class Turns:
 
     def _has_time(self) -> bool:
         """Return whether this turn of the loop has time left for one that does not stand in line."""
+        now = self.now()
         if self._spent_at is None:
-            self._spent_at = self.now() + TURN_S
+            if now - self._served_at >= SAME_TURN_S:
+                # Alone so far. To hear of the turn's end would cost a connection that is alone one more turn, and
+                # the kernel one more question, for each of its frames.
+                self._began_at = now
+                return True
+            self._spent_at = self._began_at + TURN_S
             asyncio.get_running_loop().call_soon(self._begin_turn)
-            return True
-        return self.now() < self._spent_at
+        return now < self._spent_at
 
     def _begin_turn(self) -> None:
         self._spent_at = None
+        self._served_at = -math.inf
 
     def leave(self, work: Work) -> None:
         """Have it not called any more. Idempotent."""

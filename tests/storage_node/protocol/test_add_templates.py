@@ -22,4 +22,4 @@ def test_a_template_gives_the_bytes_of_the_message_and_of_its_answer(
         txn_id, ledger_id, entry_id, key, length, recovery=recovery, deferred_sync=deferred, priority=priority
     )
     assert (head, template.tail) == expected
-    assert answer == encode_add_response(txn_id, 0, ledger_id, entry_id)[4:]
+    assert answer == encode_add_response(txn_id, 0, ledger_id, entry_id)

@@ -102,3 +102,24 @@ async def test_who_has_left_is_not_served_any_more() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     assert (it.served, gone.served) == (["a", "b", "c"], [])
+
+
+async def test_one_that_is_alone_in_its_turn_asks_for_no_other_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Scripted("a", TURN_S / 100)
+    asked: list[object] = []
+    loop = asyncio.get_running_loop()
+    call_soon = loop.call_soon
+
+    def noted(call: Callable[..., object], *more: object, **named: Any) -> asyncio.Handle:
+        asked.append(call)
+        return call_soon(call, *more, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "call_soon", noted)
+        for _ in range(5):
+            it.all_are_ready()
+            it.now += 1.0
+        assert (it.served, asked) == (["a"] * 5, [])
+        it.all_are_ready()
+        it.all_are_ready()  # the second one of a turn: from here on its end has to be known
+    assert (it.served, len(asked)) == (["a"] * 7, 1)
