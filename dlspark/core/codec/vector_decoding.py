@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlspark.core.codec.arrow_arrays import binary_array, int64_array
+from dlspark.core.codec.arrow_arrays import binary_array, int64_array, repeated_text
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import (
     RECORD_COST_BYTES,
@@ -536,7 +536,7 @@ def rows(log: str, batch: DecodedBatch) -> pa.RecordBatch:
     count = len(batch)
     return pa.RecordBatch.from_arrays(
         [
-            binary_array([log.encode()] * count, pa.string()),
+            repeated_text(log, count),
             int64_array(np.full(count, batch.lssn, np.int64)),
             int64_array(batch.entry_id),
             int64_array(batch.slot_id),
@@ -553,7 +553,7 @@ def record_rows(log: str, records: Sequence[LogRecord]) -> pa.RecordBatch:
     """Return single records with the columns of ROW_SCHEMA."""
     txids = np.array([record.txid for record in records], np.int64)
     columns = [
-        binary_array([log.encode()] * len(records), pa.string()),
+        repeated_text(log, len(records)),
         *(int64_array([record.dlsn[i] for record in records]) for i in range(3)),
         int64_array([record.sequence_id for record in records]),
         int64_array(txids),
