@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     Readable: TypeAlias = ReadableBuffer | npt.NDArray[np.generic]
     Writable: TypeAlias = WriteableBuffer | npt.NDArray[np.generic]
 
-INTERFACE: Final = 1
+_T = TypeVar("_T")
+
+INTERFACE: Final = 2
 """What this dlspark was written for; the core has the same number in speed/src/lib.rs. One of another is not used."""
 NO_SPEED: Final = "DLSPARK_NO_SPEED"
 """Environment variable; with 1 the core is not used though it is installed."""
@@ -46,6 +48,19 @@ class CompiledCore(Protocol):
         /,
     ) -> bool:
         """Write the columns of the records that were counted."""
+        ...
+
+    def make_records(
+        self,
+        kind: type[_T],
+        fields: Sequence[object],
+        segment: tuple[int, int],
+        columns: Sequence[Readable],
+        offsets: Readable,
+        data: Readable,
+        /,
+    ) -> list[_T] | None:
+        """Make an object of each row of columns."""
         ...
 
     def lay_out_records(self, headers: Readable, offsets: Readable, data: Readable, records: Writable, /) -> bool:

@@ -48,6 +48,7 @@ from dlspark.core.codec.records import (
     MAX_POSITION,
     POSITION_MASK,
     POSITION_SHIFT,
+    RECORD_FIELDS,
     LogRecord,
     start_of_sequence,
 )
@@ -121,27 +122,31 @@ class DecodedBatch:
         below = (self.entry_id < start.entry_id) | ((self.entry_id == start.entry_id) & (self.slot_id < start.slot_id))
         return self.sliced(int(below.sum()), len(self))
 
-    def records(self) -> list[LogRecord]:
-        """Return the same as records, each of one slot."""
-        if not len(self):
+    def records(self, first: int = 0, after: int | None = None) -> list[LogRecord]:
+        """Return the rows from `first` to before `after` as records, each of one slot; None: all behind `first`."""
+        entry_id, slot_id, position, flags, txid = columns = [
+            column[first:after] for column in (self.entry_id, self.slot_id, self.position, self.flags, self.txid)
+        ]
+        count = len(txid)
+        if not count:
             return []
         start = start_of_sequence(int(self.sequence_id[0]), int(self.position[0]))
-        entry_id, flags = self.entry_id, self.flags
-        changes = np.flatnonzero((entry_id[1:] != entry_id[:-1]) | (flags[1:] != flags[:-1])) + 1
-        first = np.concatenate(([0], changes))
+        if (core := compiled.core) is not None:
+            _, offsets, data = self.payload.buffers()
+            ends = np.frombuffer(offsets, np.int32, count + 1, 4 * (self.payload.offset + first))
+            made = core.make_records(LogRecord, RECORD_FIELDS, (self.lssn, start), columns, ends, data or b"")
+            if made is not None:
+                return made
+        before = position - slot_id
+        changed = (entry_id[1:] != entry_id[:-1]) | (flags[1:] != flags[:-1]) | (before[1:] != before[:-1])
+        begins = np.concatenate(([0], np.flatnonzero(changed) + 1))
+        runs = zip(*(column[begins].tolist() for column in (entry_id, flags, before)), strict=True)
         shared = [
-            repeat((self.lssn, entry, start, flag, 1), count)
-            for entry, flag, count in zip(
-                entry_id[first].tolist(), flags[first].tolist(), np.diff(first, append=len(self)).tolist(), strict=True
-            )
+            repeat((self.lssn, entry, start, flag, 1, less), length)
+            for (entry, flag, less), length in zip(runs, np.diff(begins, append=count).tolist(), strict=True)
         ]
-        return LogRecord.of_columns(
-            chain.from_iterable(shared),
-            self.slot_id.tolist(),
-            self.payload.to_pylist(),
-            self.position.tolist(),
-            self.txid.tolist(),
-        )
+        payloads = self.payload.slice(first, count).to_pylist()
+        return LogRecord.of_columns(chain.from_iterable(shared), payloads, position.tolist(), txid.tolist())
 
 
 @dataclass(frozen=True, slots=True)
