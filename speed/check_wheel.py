@@ -25,6 +25,15 @@ RECORDS = (
 )
 
 
+class Made:
+    """What records are made as here."""
+
+    __slots__ = ("payload", "position", "shared", "txid")
+
+
+FIELDS = [vars(Made)[name] for name in ("shared", "payload", "position", "txid")]
+
+
 def kinds(data: bytes) -> list[object]:
     """Return the bytes as objects of every kind that has some."""
     mapped = mmap.mmap(-1, len(data))
@@ -51,6 +60,11 @@ def check_records() -> None:
         raise AssertionError(records)
     if records != RECORDS[:25] + RECORDS[45:]:
         raise AssertionError(records)
+    columns = [array("q", [17, 17]), array("q", [0, 2]), array("q", [1, 2]), array("q", [0, 0]), array("q", [8, 9])]
+    made = core.make_records(Made, FIELDS, (3, 100), columns, array("i", [0, 5, 7]), b"hellowo")
+    found = [(one.shared, one.payload, one.position, one.txid) for one in made]
+    if found != [((3, 17, 100, 0, 1, 1), b"hello", 1, 8), ((3, 17, 100, 0, 1, 0), b"wo", 2, 9)]:
+        raise AssertionError(found)
     for damaged in (RECORDS[:-1], RECORDS[:19], RECORDS[:16] + b"\xff" + RECORDS[17:]):
         if core.measure_records([damaged], 0) is not None:
             raise AssertionError(damaged)

@@ -1,7 +1,7 @@
 """The functions of the compiled core. `metadata.foundation.compiled` says which have to be there."""
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,8 @@ from _typeshed import ReadableBuffer, WriteableBuffer
 # numpy says only to checkers of Python 3.12 and later that its arrays are buffers.
 Readable: TypeAlias = ReadableBuffer | npt.NDArray[np.generic]
 Writable: TypeAlias = WriteableBuffer | npt.NDArray[np.generic]
+
+_T = TypeVar("_T")
 
 INTERFACE: Final[int]
 """Grows with every change of a function that is there already."""
@@ -31,6 +33,20 @@ def record_columns(
     """Write the columns of the records that were counted: `numbers` are arrays of 64 bits for entry ids, slots,
     transaction ids, positions, sequence ids and flags, `offsets` are of 32 bits. Return whether all of them are full
     and nothing was left: otherwise what is in them is of no use."""
+
+def make_records(
+    kind: type[_T],
+    fields: Sequence[object],
+    segment: tuple[int, int],
+    columns: Sequence[Readable],
+    offsets: Readable,
+    data: Readable,
+) -> list[_T] | None:
+    """Return an object of class `kind` for each row. `fields` are the descriptors of what it shares with others (a
+    tuple: segment number, entry id, start sequence id, flags, 1, position less slot), of payload, position,
+    transaction id; `segment` is segment number and start sequence id, `columns` are arrays of 64 bits for entry ids,
+    slots, positions, flags and transaction ids. Payload i is `data[offsets[i] : offsets[i + 1]]`, the offsets of 32
+    bits. None where the arrays do not fit together: the twin says what is wrong."""
 
 def lay_out_records(headers: Readable, offsets: Readable, data: Readable, records: Writable) -> bool:
     """Write records one behind the other: each of `headers`, of 20 bytes, and behind it its payload, which is

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     # numpy says only to checkers of Python 3.12 and later that its arrays are buffers.
     Readable: TypeAlias = ReadableBuffer | npt.NDArray[np.generic]
     Writable: TypeAlias = WriteableBuffer | npt.NDArray[np.generic]
+
+_T = TypeVar("_T")
 
 INTERFACE: Final = 2
 """What this dlspark was written for; the core has the same number in speed/src/lib.rs. One of another is not used."""
@@ -46,6 +48,19 @@ class CompiledCore(Protocol):
         /,
     ) -> bool:
         """Write the columns of the records that were counted."""
+        ...
+
+    def make_records(
+        self,
+        kind: type[_T],
+        fields: Sequence[object],
+        segment: tuple[int, int],
+        columns: Sequence[Readable],
+        offsets: Readable,
+        data: Readable,
+        /,
+    ) -> list[_T] | None:
+        """Make an object of each row of columns."""
         ...
 
     def lay_out_records(self, headers: Readable, offsets: Readable, data: Readable, records: Writable, /) -> bool:

@@ -4,13 +4,15 @@
 //! twin does the work, or words the error. So both have the same results and the same errors, and only Python has the
 //! words. Nothing here starts a thread, has a state of its own, or outlives its call: a fork changes nothing.
 //!
-//! A file has one subject. `buffers` alone touches memory of Python's; all else is safe code over slices.
+//! A file has one subject. `buffers` alone touches memory of Python's, and `objects` alone calls functions of its classes;
+//! all else is safe code over slices.
 
 use pyo3::prelude::*;
 
 mod buffers;
 mod digests;
 mod frames;
+mod objects;
 mod records;
 mod requests;
 
@@ -24,7 +26,7 @@ mod dlspark_speed {
     #[pymodule_export]
     use super::frames::append_adds;
     #[pymodule_export]
-    use super::records::{lay_out_records, measure_records, record_columns};
+    use super::records::{lay_out_records, make_records, measure_records, record_columns};
 
     #[pymodule_export]
     use super::requests::encode_adds;

@@ -10,8 +10,10 @@
 //! Integers are big-endian.
 
 use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyInt, PyList, PyType};
 
 use crate::buffers::{Input, Results};
+use crate::objects::{Class, Field};
 
 /// Bytes before a payload.
 pub const HEADER_BYTES: usize = 20;
@@ -136,6 +138,95 @@ fn fill(
     }
     let full = room.is_empty() && offsets.next().is_none() && txid.0.next().is_none();
     full.then_some(())
+}
+
+/// A row of the columns, before it is an object: payload, position and transaction id.
+type Row<'py> = (Bound<'py, PyBytes>, Bound<'py, PyInt>, Bound<'py, PyInt>);
+
+/// Rows that have entry id, flags, and position less slot id in common, and how many they are.
+struct Run {
+    common: (i64, i64, i64),
+    count: usize,
+}
+
+/// A record of class `kind` for each row of columns of one segment.
+///
+/// `fields` are the descriptors by which a record's fields are stored: what it shares with others, payload, position,
+/// transaction id. `segment` is the segment's number and its start sequence id. `columns` are arrays of int64: entry
+/// ids, slots, positions, flags and transaction ids. Payload i is `data[offsets[i]..offsets[i + 1]]`, the offsets being
+/// int32. None where the arrays do not fit together: the twin says what is wrong.
+#[pyfunction]
+pub fn make_records<'py>(
+    kind: &Bound<'py, PyType>,
+    fields: [Bound<'py, PyAny>; 4],
+    segment: (i64, i64),
+    columns: [Input<'py>; 5],
+    offsets: Input<'py>,
+    data: Input<'py>,
+) -> PyResult<Option<Bound<'py, PyList>>> {
+    let py = kind.py();
+    let Some((rows, runs)) = rows(py, &columns, offsets.bytes(), data.bytes()) else {
+        return Ok(None);
+    };
+    // From here on Python's code may run, and no view is held any more.
+    drop((columns, offsets, data));
+    let (Some(class), [Some(shared), Some(payload), Some(position), Some(txid)]) =
+        (Class::take(kind), fields.each_ref().map(Field::take))
+    else {
+        return Ok(None);
+    };
+    let (lssn, start) = segment;
+    let mut records = Vec::with_capacity(rows.len());
+    let mut rows = rows.into_iter();
+    for Run { common: (entry, flags, before), count } in runs {
+        let common = (lssn, entry, start, flags, 1, before).into_pyobject(py)?;
+        for (bytes, place, id) in rows.by_ref().take(count) {
+            let record = class.make()?;
+            shared.store(&record, common.as_any())?;
+            payload.store(&record, bytes.as_any())?;
+            position.store(&record, place.as_any())?;
+            txid.store(&record, id.as_any())?;
+            records.push(record);
+        }
+    }
+    PyList::new(py, records).map(Some)
+}
+
+/// The rows, and the runs that they are in. None where the arrays do not fit together.
+fn rows<'py>(
+    py: Python<'py>,
+    columns: &[Input<'py>; 5],
+    offsets: &[u8],
+    data: &[u8],
+) -> Option<(Vec<Row<'py>>, Vec<Run>)> {
+    let number = |bytes: &[u8]| bytes.first_chunk().map(|one| i64::from_ne_bytes(*one));
+    let count = columns.first()?.bytes().len() / 8;
+    if columns.iter().any(|one| one.bytes().len() != 8 * count) || offsets.len() != 4 * (count + 1) {
+        return None;
+    }
+    let [mut entry_ids, mut slots, mut positions, mut flags, mut txids] =
+        columns.each_ref().map(|one| one.bytes().chunks_exact(8));
+    let mut ends = offsets
+        .chunks_exact(4)
+        .map(|one| one.first_chunk().and_then(|one| usize::try_from(i32::from_ne_bytes(*one)).ok()));
+    let mut start = ends.next()??;
+    let mut made = Vec::with_capacity(count);
+    let mut runs: Vec<Run> = Vec::new();
+    for _ in 0..count {
+        let place = number(positions.next()?)?;
+        let less = place.wrapping_sub(number(slots.next()?)?);
+        let common = (number(entry_ids.next()?)?, number(flags.next()?)?, less);
+        match runs.last_mut() {
+            Some(run) if run.common == common => run.count += 1,
+            _ => runs.push(Run { common, count: 1 }),
+        }
+        let end = ends.next()??;
+        // Neither bytes nor integers have the collector run.
+        let payload = PyBytes::new(py, data.get(start..end)?);
+        made.push((payload, place.into_pyobject(py).ok()?, number(txids.next()?)?.into_pyobject(py).ok()?));
+        start = end;
+    }
+    Some((made, runs))
 }
 
 /// Write records one behind the other: each of `headers`, of 20 bytes, and behind it its payload.

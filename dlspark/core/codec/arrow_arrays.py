@@ -42,3 +42,10 @@ def binary_array(payloads: Sequence[bytes], type_: pa.DataType | None = None) ->
     np.cumsum(np.fromiter(map(len, payloads), np.int32, len(payloads)), out=bounds[1:])
     buffers = [None, pa.py_buffer(bounds), pa.py_buffer(b"".join(payloads))]
     return pa.Array.from_buffers(type_ or pa.binary(), len(payloads), buffers)
+
+
+def repeated_text(text: str, count: int) -> pa.Array:
+    """Return the same text `count` times; no step of the interpreter is taken for each."""
+    value = text.encode()
+    bounds = np.arange(count + 1, dtype=np.int32) * np.int32(len(value))
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(bounds), pa.py_buffer(value * count)])

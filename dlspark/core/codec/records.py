@@ -59,8 +59,9 @@ HEARTBEAT_PAYLOAD = b"heartbeat"
 END_OF_STREAM_PAYLOAD = b"endOfStream"
 
 
-SharedFields: TypeAlias = tuple[int, int, int, int, int]
-"""Parts that records may share: segment number, entry id, the segment's start sequence id, flags, slots."""
+SharedFields: TypeAlias = tuple[int, int, int, int, int, int]
+"""Parts that records may share: segment number, entry id, the segment's start sequence id, flags, slots, and the
+position less the slot id, which grow together within an entry."""
 
 
 class LogRecord:
@@ -70,22 +71,21 @@ class LogRecord:
     asked for.
     """
 
-    __slots__ = ("_shared", "_slot", "payload", "position", "txid")
+    __slots__ = ("_shared", "payload", "position", "txid")
     __match_args__ = ("txid", "payload", "dlsn", "position", "flags", "sequence_id", "slots")
 
     txid: int
     payload: bytes
     position: int
     """Number of user records in the segment up to and including this one (1-based)."""
-    _slot: int
     _shared: SharedFields
 
     def __init__(
         self, txid: int, payload: bytes, dlsn: DLSN, position: int, flags: int, sequence_id: int, slots: int = 1
     ) -> None:
         start_sequence_id = start_of_sequence(sequence_id, position)
-        _store_shared(self, (dlsn.lssn, dlsn.entry_id, start_sequence_id, flags, slots))
-        _store_slot(self, dlsn.slot_id)
+        before = position - dlsn.slot_id
+        _store_shared(self, (dlsn.lssn, dlsn.entry_id, start_sequence_id, flags, slots, before))
         _store_payload(self, payload)
         _store_position(self, position)
         _store_txid(self, txid)
@@ -93,7 +93,6 @@ class LogRecord:
     @staticmethod
     def of_columns(
         shared: Iterable[SharedFields],
-        slot_ids: Iterable[int],
         payloads: Iterable[bytes],
         positions: Iterable[int],
         txids: Sequence[int],
@@ -104,7 +103,6 @@ class LogRecord:
         """
         records = list(map(object.__new__, repeat(LogRecord, len(txids))))
         deque(map(_store_shared, records, shared), maxlen=0)
-        deque(map(_store_slot, records, slot_ids), maxlen=0)
         deque(map(_store_payload, records, payloads), maxlen=0)
         deque(map(_store_position, records, positions), maxlen=0)
         deque(map(_store_txid, records, txids), maxlen=0)
@@ -113,8 +111,8 @@ class LogRecord:
     @property
     def dlsn(self) -> DLSN:
         """Where the record is in its log."""
-        lssn, entry_id, _, _, _ = self._shared
-        return DLSN(lssn, entry_id, self._slot)
+        lssn, entry_id, _, _, _, before = self._shared
+        return DLSN(lssn, entry_id, self.position - before)
 
     @property
     def flags(self) -> int:
@@ -182,10 +180,10 @@ class LogRecord:
         return records_html([self])
 
 
+RECORD_FIELDS: Final = tuple(vars(LogRecord)[name] for name in LogRecord.__slots__)
+"""The descriptors of the fields, for the compiled core, which stores by them."""
 # What stores each field, whatever `__setattr__` says.
-_store_shared, _store_slot, _store_payload, _store_position, _store_txid = (
-    getattr(LogRecord, name).__set__ for name in LogRecord.__slots__
-)
+_store_shared, _store_payload, _store_position, _store_txid = (field.__set__ for field in RECORD_FIELDS)
 
 
 def sequence_id(start_sequence_id: int, position: int) -> int:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlspark.core.codec.arrow_arrays import binary_array, int64_array
+from dlspark.core.codec.arrow_arrays import binary_array, int64_array, repeated_text
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import (
     RECORD_COST_BYTES,
@@ -48,6 +48,7 @@ from dlspark.core.codec.records import (
     MAX_POSITION,
     POSITION_MASK,
     POSITION_SHIFT,
+    RECORD_FIELDS,
     LogRecord,
     start_of_sequence,
 )
@@ -121,27 +122,31 @@ class DecodedBatch:
         below = (self.entry_id < start.entry_id) | ((self.entry_id == start.entry_id) & (self.slot_id < start.slot_id))
         return self.sliced(int(below.sum()), len(self))
 
-    def records(self) -> list[LogRecord]:
-        """Return the same as records, each of one slot."""
-        if not len(self):
+    def records(self, first: int = 0, after: int | None = None) -> list[LogRecord]:
+        """Return the rows from `first` to before `after` as records, each of one slot; None: all behind `first`."""
+        entry_id, slot_id, position, flags, txid = columns = [
+            column[first:after] for column in (self.entry_id, self.slot_id, self.position, self.flags, self.txid)
+        ]
+        count = len(txid)
+        if not count:
             return []
         start = start_of_sequence(int(self.sequence_id[0]), int(self.position[0]))
-        entry_id, flags = self.entry_id, self.flags
-        changes = np.flatnonzero((entry_id[1:] != entry_id[:-1]) | (flags[1:] != flags[:-1])) + 1
-        first = np.concatenate(([0], changes))
+        if (core := compiled.core) is not None:
+            _, offsets, data = self.payload.buffers()
+            ends = np.frombuffer(offsets, np.int32, count + 1, 4 * (self.payload.offset + first))
+            made = core.make_records(LogRecord, RECORD_FIELDS, (self.lssn, start), columns, ends, data or b"")
+            if made is not None:
+                return made
+        before = position - slot_id
+        changed = (entry_id[1:] != entry_id[:-1]) | (flags[1:] != flags[:-1]) | (before[1:] != before[:-1])
+        begins = np.concatenate(([0], np.flatnonzero(changed) + 1))
+        runs = zip(*(column[begins].tolist() for column in (entry_id, flags, before)), strict=True)
         shared = [
-            repeat((self.lssn, entry, start, flag, 1), count)
-            for entry, flag, count in zip(
-                entry_id[first].tolist(), flags[first].tolist(), np.diff(first, append=len(self)).tolist(), strict=True
-            )
+            repeat((self.lssn, entry, start, flag, 1, less), length)
+            for (entry, flag, less), length in zip(runs, np.diff(begins, append=count).tolist(), strict=True)
         ]
-        return LogRecord.of_columns(
-            chain.from_iterable(shared),
-            self.slot_id.tolist(),
-            self.payload.to_pylist(),
-            self.position.tolist(),
-            self.txid.tolist(),
-        )
+        payloads = self.payload.slice(first, count).to_pylist()
+        return LogRecord.of_columns(chain.from_iterable(shared), payloads, position.tolist(), txid.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -536,7 +541,7 @@ def rows(log: str, batch: DecodedBatch) -> pa.RecordBatch:
     count = len(batch)
     return pa.RecordBatch.from_arrays(
         [
-            binary_array([log.encode()] * count, pa.string()),
+            repeated_text(log, count),
             int64_array(np.full(count, batch.lssn, np.int64)),
             int64_array(batch.entry_id),
             int64_array(batch.slot_id),
@@ -553,7 +558,7 @@ def record_rows(log: str, records: Sequence[LogRecord]) -> pa.RecordBatch:
     """Return single records with the columns of ROW_SCHEMA."""
     txids = np.array([record.txid for record in records], np.int64)
     columns = [
-        binary_array([log.encode()] * len(records), pa.string()),
+        repeated_text(log, len(records)),
         *(int64_array([record.dlsn[i] for record in records]) for i in range(3)),
         int64_array([record.sequence_id for record in records]),
         int64_array(txids),

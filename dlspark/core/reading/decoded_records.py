@@ -84,7 +84,7 @@ class DecodedRecords:
         """Have `count` single records at hand, if there are as many."""
         columns, lacking = self._columns, count - len(self.made)
         if columns is not None and lacking > 0:
-            self.made += columns.sliced(0, lacking).records()
+            self.made += columns.records(0, lacking)
             self._columns = columns.sliced(lacking, len(columns)) if lacking < len(columns) else None
 
     # ------------------------------------------------------------------ lending
@@ -113,7 +113,8 @@ class Loan:
         self._slice = records
         self._left = iter(records)
         self._columns = columns
-        self._before: LogRecord | None = None  # the last record of the slice before
+        self._made = 0  # how many rows of the columns are in slices
+        self._before: LogRecord | None = None  # the last record of the slices before
         self._returned: int | None = None  # how many of the slice were delivered when it was taken back
         self.rest: Iterator[LogRecord] = chain.from_iterable(self._slices())
         """The records that were not delivered yet. It ends early once they were taken back."""
@@ -121,16 +122,22 @@ class Loan:
     def _slices(self) -> Iterator[Iterator[LogRecord]]:
         yield self._left
         while (columns := self._columns) is not None:
+            with self._lock:
+                if self._returned is None:
+                    # Dropped before the next ones are made: with both alive CPython's collector would begin (`SLICE`).
+                    before, made = self._slice[-1] if self._slice else self._before, list[LogRecord]()
+                    left = iter(made)
+                    self._before, self._slice, self._left = before, made, left
             # Without the lock: a signal's handler may run meanwhile, in this thread, and ask for the position or close
             # the reader; and the event loop does not wait for so long.
-            made = columns.sliced(0, SLICE).records()
-            before, left = self._slice[-1] if self._slice else self._before, iter(made)
-            rest = columns.sliced(len(made), len(columns)) if len(made) < len(columns) else None
+            after = self._made + SLICE
+            made = columns.records(self._made, after)
+            left, rest = iter(made), columns if after < len(columns) else None
             with self._lock:
                 if self._returned is not None:
                     return
                 # No call in this line: an interrupt of the thread (KeyboardInterrupt) finds all of it done, or nothing.
-                self._before, self._slice, self._left, self._columns = before, made, left, rest
+                self._slice, self._left, self._made, self._columns = made, left, after, rest
             yield left
 
     @property
@@ -154,4 +161,4 @@ class Loan:
             left = list(self._left)
             self._returned = len(self._slice) - len(left)
             columns, self._columns = self._columns, None
-            return left, columns
+            return left, None if columns is None else columns.sliced(self._made, len(columns))

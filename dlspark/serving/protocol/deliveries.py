@@ -60,6 +60,7 @@ from dlspark.core.codec.records import (
     MAX_POSITION,
     POSITION_SHIFT,
     LogRecord,
+    SharedFields,
     start_of_sequence,
 )
 from dlspark.serving.protocol.operations import Delivery, ReadForm
@@ -151,16 +152,17 @@ def decode_records(part: Buffer) -> list[LogRecord]:
     if first_entry + max(entries) > _MAX_I64:
         raise ProtocolError("a batch has a record past the last possible entry")
     # Records of one entry share the fields that are alike: a batch of thousands has a few such tuples.
-    kept: dict[tuple[int, int], tuple[int, int, int, int, int]] = {}
+    kept: dict[tuple[int, int, int], SharedFields] = {}
     shared = []
-    for entry, word in zip(entries, words, strict=True):
-        key = entry, word & FLAGS_MASK
+    positions = [word >> POSITION_SHIFT for word in words]
+    for entry, word, position, slot in zip(entries, words, positions, slots, strict=True):
+        key = entry, word & FLAGS_MASK, position - slot
         fields = kept.get(key)
         if fields is None:
-            fields = kept[key] = (lssn, first_entry + entry, start, key[1], 1)
+            fields = kept[key] = (lssn, first_entry + entry, start, key[1], 1, key[2])
         shared.append(fields)
     payloads = [bytes(view[begin:end]) for begin, end in pairwise(ends)]
-    return LogRecord.of_columns(shared, slots, payloads, [word >> POSITION_SHIFT for word in words], txids)
+    return LogRecord.of_columns(shared, payloads, positions, txids)
 
 
 # ------------------------------------------------------------------ stored entries

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 
-from dlspark.core.codec.arrow_arrays import binary_array, bool_array, int64_array, numbers_of
+from dlspark.core.codec.arrow_arrays import binary_array, bool_array, int64_array, numbers_of, repeated_text
 
 PROGRAM = """
 import sys
@@ -40,6 +40,10 @@ def test_arrays_are_those_that_pyarrow_makes() -> None:
     assert bool_array(valid) == pa.array(valid)
     assert binary_array([b"a", b"", b"\xff"]) == pa.array([b"a", b"", b"\xff"], pa.binary())
     assert binary_array(["zwölf".encode()] * 2, pa.string()) == pa.array(["zwölf"] * 2)
+    for text, count in (("zwölf", 3), ("zwölf", 0), ("", 3), ("", 0)):
+        repeated = repeated_text(text, count)
+        repeated.validate(full=True)
+        assert repeated == pa.array([text] * count, pa.string())
     assert [len(one) for one in (binary_array([]), int64_array([]), bool_array(valid[:0]))] == [0, 0, 0]
 
 

@@ -5,18 +5,23 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import sys
 from collections.abc import Callable
+from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from helpers.entry_mutations import drawn_entry, mutated
-from helpers.twins import Draws, alike, answered_of
+from helpers.twins import RECORDS, Draws, alike, answered_of, running_on
 from helpers.twins import core as core
 from helpers.twins import draws as draws
 
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import Compression
+from dlspark.core.codec.records import RECORD_FIELDS, LogRecord
 from dlspark.core.codec.vector_decoding import DecodedBatch, decode_up_to
 from dlspark.core.codec.vector_encoding import encode_entries
 from metadata.foundation.compiled import CompiledCore
@@ -71,6 +76,47 @@ def test_columns_of_entries_good_and_bad(core: CompiledCore, draws: Draws) -> No
     assert 0.4 * len(draws) < good < 0.9 * len(draws)
 
 
+def making(draw: random.Random) -> Callable[[], object]:
+    """Rows that share more or less with the one before them; now and then with one value too few."""
+    count = draw.choice((0, 1, 2, 9, 300))
+    entries, slots = np.zeros(count, np.int64), np.arange(count, dtype=np.int64)
+    position, flags = np.arange(count, dtype=np.int64) + draw.choice((0, 1, 7, 2**31)), np.zeros(count, np.int64)
+    for _ in range(draw.randrange(4) if count else 0):
+        column = draw.choice((entries, slots, position, flags))
+        column[draw.randrange(count) :] += draw.choice((1, -1, 2**62))
+    columns = {"entry_id": entries, "slot_id": slots, "position": position, "flags": flags, "txid": position * 1_000}
+    if count and draw.random() < 0.1:
+        short = draw.choice(list(columns))
+        columns[short] = columns[short][:-1]
+    offset = draw.randrange(3)
+    payload = pa.array([draw.randbytes(draw.randrange(9)) for _ in range(offset + count)], pa.binary()).slice(offset)
+    start = draw.choice((0, 100, -(2**63), 2**63 - 1))
+    batch = DecodedBatch(
+        lssn=3, sequence_id=columns["position"] + start, payload=payload, end_of_stream=None, **columns
+    )
+    first, after = draw.choice((0, 0, 1, 5)), draw.choice((None, 4, count, count + 5))
+
+    def work() -> object:
+        return [(repr(one), type(one).__name__) for one in batch.records(first, after)]
+
+    return work
+
+
+def test_records_of_columns_good_and_bad(core: CompiledCore, draws: Draws) -> None:
+    good = alike(core, draws, making)
+    assert 0.5 * len(draws) < good < len(draws)
+
+
+def test_records_made_by_the_core_are_immutable_records_that_the_collector_sees(core: CompiledCore) -> None:
+    batch = decode_up_to([(5, memoryview(RECORDS))], lssn=3, start_sequence_id=7, enveloped=False, max_bytes=None)[0]
+    with running_on(core):
+        records = batch.records()
+    assert records == [LogRecord(0, b"hello", DLSN(3, 5, slot), 0, 0, 6) for slot in range(3)]
+    assert all(gc.is_tracked(one) and sys.getrefcount(one.payload) == 2 for one in records)
+    with pytest.raises(FrozenInstanceError):
+        records[0].txid = 5  # type: ignore[misc]
+
+
 def encoding(draw: random.Random) -> Callable[[], object]:
     count, length = draw.choice((0, 1, 2, 30)), draw.choice((0, 3, 90))
     equal = draw.random() < 0.4
@@ -104,6 +150,7 @@ def test_entries_of_columns_good_and_bad(core: CompiledCore, draws: Draws) -> No
 GOOD_ARGUMENTS: dict[str, tuple[object, ...]] = {
     "measure_records": ([bytes(19) + b"\1x"], 1),
     "record_columns": ([bytes(19) + b"\1x"], [4], 1, 0, [bytearray(8) for _ in range(6)], bytearray(8), bytearray(1)),
+    "make_records": (LogRecord, RECORD_FIELDS, (3, 7), [bytes(8)] * 5, bytes(8), b""),
     "lay_out_records": (bytes(20), np.array([0, 1], np.int64), b"x", bytearray(21)),
 }
 

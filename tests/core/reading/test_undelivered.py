@@ -28,8 +28,8 @@ def in_the_midst_of(monkeypatch, number, action):
     """Run `action` while the loan makes its slice of that number, as a signal's handler may: in the same thread."""
     made, slices = DecodedBatch.records, iter(range(1, 100))
 
-    def records(batch):
-        done = made(batch)
+    def records(batch, *part):
+        done = made(batch, *part)
         if next(slices) == number:
             action()
         return done

@@ -108,13 +108,13 @@ def test_a_loop_goes_on_after_another_one_was_interrupted_while_records_were_mad
     slices = 0
     made = DecodedBatch.records
 
-    def records(batch):
+    def records(batch, *part):
         nonlocal slices
         if threading.current_thread() is threading.main_thread():
             slices += 1
             if slices == interrupted:
                 raise KeyboardInterrupt
-        return made(batch)
+        return made(batch, *part)
 
     total = 3 * SLICE + 1
     with namespace.open_log(f"interrupted-{interrupted}") as log:
