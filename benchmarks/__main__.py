@@ -166,7 +166,7 @@ def _benchmarks(sections: Sequence[str], directory: Path, stack: ExitStack) -> l
 
 def _spark(sections: Sequence[str], directory: Path, stack: ExitStack) -> tuple[SparkSession, str]:
     """Return a Spark session, one for all, and its jars: Kafka's connector, where it is asked for and can be had."""
-    from benchmarks.session import spark_session  # only here: Spark takes seconds to import
+    from benchmarks.session import spark_session, workers_core  # only here: Spark takes seconds to import
 
     jars = ""
     if {"kafka", "tables"} & set(sections):
@@ -175,7 +175,9 @@ def _spark(sections: Sequence[str], directory: Path, stack: ExitStack) -> tuple[
             jars = class_path_of(CONNECTOR_POM)
         except OutOfReachError as reason:
             print(f"no rows that compare with Kafka: {reason}", file=sys.stderr)
-    return stack.enter_context(spark_session(directory, jars)), jars
+    spark = stack.enter_context(spark_session(directory, jars))
+    print(f"Spark's Python workers: {workers_core(spark)}", end="\n\n", flush=True)
+    return spark, jars
 
 
 def _spark_benchmarks(

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from benchmarks.costs import Watch, costs_of
 from benchmarks.kafka_systems import Append, System
 from benchmarks.payloads import any_lengths
-from benchmarks.processes import TreeCpu, exact_cpu_s, loopback_bytes
+from benchmarks.processes import TreeCpu, end_workers, exact_cpu_s, loopback_bytes
 from benchmarks.results import Measured, percentile
 from benchmarks.session import CORES, batch_ms, batch_times_ms, jvm_pid
 from metadata.foundation.errors import check
@@ -46,6 +46,8 @@ WARM_UP_BATCHES = 5
 MICRO_BATCHES = 20
 OFTEN_BATCHES = 8
 OFTEN_ROWS = 100
+ONE_RUN = 0.0
+"""Seconds of a window for a rate that is of one run."""
 SETTLE_S = 3.0
 IDLE_S = 20.0
 LOOK_EVERY_S = 1.0
@@ -68,6 +70,8 @@ class Load(Enum):
     """The same with records of 1 KB."""
     SINK_BATCH = auto()
     """Thousands of rows a second: the frame written in a batch."""
+    SINK_COLD = auto()
+    """The same, once, by Python workers that are new."""
     SINK_STREAM = auto()
     """Thousands of rows a second: the frame written by a streaming query, `availableNow`, two files a micro-batch."""
     TO_SINK = auto()
@@ -140,6 +144,7 @@ class Jobs:
             Load.SOURCE_SMALL: partial(self._source_rate, "small"),
             Load.SOURCE_LARGE: partial(self._source_rate, "large"),
             Load.SINK_BATCH: lambda seconds: self._sink_rate(self._write_batch, seconds),
+            Load.SINK_COLD: lambda _: self._cold_sink_rate(),
             Load.SINK_STREAM: lambda seconds: self._sink_rate(self._write_stream, seconds),
             Load.TO_SINK: lambda _: self._rate_to_sink_ms(),
             Load.FROM_SOURCE: lambda _: self._log_to_noop_ms(),
@@ -220,6 +225,10 @@ class Jobs:
 
     def _sink_rate(self, write: Callable[[], None], seconds: float) -> _Found:
         return _rate_of(write, frame_rows(SMALL), seconds)
+
+    def _cold_sink_rate(self) -> _Found:
+        end_workers(jvm_pid(self._spark))
+        return self._sink_rate(self._write_batch, ONE_RUN)
 
     def _write_batch(self) -> None:
         self._append(self._spark.read.parquet(str(self._frames / str(SMALL))), "sink")

@@ -7,6 +7,10 @@ topic); a batch that is repeated is there twice. So ours writes three times as m
 
 Systems take turns with each load before the next load begins, on disks that have taken what was left of the one
 before; which begins changes from round to round. Before anything counts every job has run, for JVMs to compile it.
+
+Rates are of jobs that are steady: in every round each of them runs uncounted until it gets no faster
+(`run_until_steady`), for Spark ends Python workers that are idle for a minute, as those of the sink are while the
+source is measured. What new workers cost has a row of its own, one batch behind the end of all workers there were.
 """
 
 from __future__ import annotations
@@ -14,14 +18,16 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from benchmarks.cluster import Cluster
 from benchmarks.kafka_broker import KafkaBroker
-from benchmarks.kafka_jobs import Jobs, Load, rate_to_sink_ms, resting_cpu, write_frames
+from benchmarks.kafka_jobs import ONE_RUN, Jobs, Load, rate_to_sink_ms, resting_cpu, write_frames
 from benchmarks.kafka_systems import KafkaLogs, OurLogs
 from benchmarks.results import Measured, Row, Target, add_all
+from benchmarks.spark_jobs import run_until_steady
 from benchmarks.spark_sources import NOTHING, Nothing
 from metadata.foundation.errors import check
 
@@ -38,7 +44,9 @@ WARM_UPS = {
 }
 """Runs before anything counts; what is not named runs the same code as another load, or as the filling of the logs."""
 WARM_UP_S = 3.0
-FLUSHED = {Load.SINK_BATCH, Load.SINK_STREAM, Load.TO_SINK, Load.OFTEN}
+STEADY = {Load.SOURCE_SMALL, Load.SOURCE_LARGE, Load.SINK_BATCH, Load.SINK_STREAM}
+"""Loads that run until they are steady in every round."""
+FLUSHED = {Load.SINK_BATCH, Load.SINK_COLD, Load.SINK_STREAM, Load.TO_SINK, Load.OFTEN}
 """Loads that differ where the broker syncs."""
 REST_S = 5.0
 
@@ -100,6 +108,8 @@ class KafkaPairs:
         for load in Load:
             systems = self._systems(load)
             first = turn % len(systems)
+            if load in STEADY:
+                run_until_steady([partial(system.measure, load, ONE_RUN) for system in systems])
             found: dict[str, Measured] = {}
             for system in systems[first:] + systems[:first]:
                 self._settle()
@@ -129,6 +139,9 @@ def _rows(load: Load, other: str) -> Sequence[Row]:
         return [Row("P13", "source, 1 KB, all 8 columns", "k rows/s", f"{rate}, all 7", fast)]
     if load is Load.SINK_BATCH:
         return [Row("P13", f"sink, batch of 100 B, {once}", "k rows/s", f"k rows/s: {other_once}", fast)]
+    if load is Load.SINK_COLD:
+        what = f"sink, the same by new workers, {once}"
+        return [Row("P13", what, "k rows/s", f"k rows/s: {other_once}", None)]
     if load is Load.SINK_STREAM:
         return [Row("P13", f"sink, availableNow of 100 B, {once}", "k rows/s", f"k rows/s: {other_once}", fast)]
     if load is Load.TO_SINK:

@@ -11,6 +11,7 @@ from benchmarks.cluster import ACK_QUORUM, REPLICAS
 from benchmarks.kafka_broker import BROKER_POM, CONNECTOR_POM, version_of
 from benchmarks.limits import direct_io
 from dlspark.core.runtime import new_event_loop
+from metadata.foundation import compiled
 
 _PACKAGES = ("pyspark", "pyarrow", "numpy", "lz4", "isal", "uvloop")
 
@@ -25,7 +26,7 @@ def header(directory: Path, rounds: int, seconds: float) -> str:
     return "\n".join(
         (
             f"machine: {os.cpu_count()} x {_processor()}, {_memory_gb():.0f} GB, {platform.platform(terse=True)}",
-            f"python {platform.python_version()}, {versions}; loop {type(loop).__module__}",
+            f"python {platform.python_version()}, {versions}; loop {type(loop).__module__}; {_core()}",
             f"disk: {directory} ({_file_system(directory)}), {mode}; fdatasync before every acknowledgement",
             f"load average before the start: {os.getloadavg()[0]:.1f} (other work on the machine spoils the figures)",
             f"replicas {REPLICAS}, acknowledged by {ACK_QUORUM}; {REPLICAS} nodes and the client share the machine",
@@ -51,6 +52,15 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "absent"
+
+
+def _core() -> str:
+    """Return in words whether this process, and what it starts, uses the compiled core."""
+    return (
+        f"compiled core {_version('dlspark-speed')}"
+        if compiled.core is not None
+        else f"no compiled core ({compiled.said})"
+    )
 
 
 def _processor() -> str:

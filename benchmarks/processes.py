@@ -1,4 +1,4 @@
-"""Costs of processes: processor time of whole trees, and bytes that cross the loopback interface."""
+"""Processes: what trees of them cost in processor time, the workers of Spark's; and bytes that cross the loopback."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import TypeAlias
 
 import psutil
 
+from metadata.foundation.errors import check
+
+WORKERS_END_S = 10.0
 _Key: TypeAlias = "tuple[int, float]"
 """A process id, and when that process began: ids are used again."""
 
@@ -80,6 +83,22 @@ def exact_cpu_s(pid: int) -> float:
     """Return the processor seconds of one process without its children, so far, to the nanosecond: the kernel keeps a
     clock for each process (Linux). Windows may be short, and what others show counts in hundredths of a second."""
     return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) makes of a process id
+
+
+def end_workers(jvm: int) -> int:
+    """End the Python workers of a JVM as Spark ends those that were idle for a minute: their daemons stay, and fork new
+    ones. Returns how many there were. None may be at work."""
+    workers = [
+        worker
+        for daemon in psutil.Process(jvm).children()
+        for worker in daemon.children()
+        if worker.cmdline() == daemon.cmdline()  # forked by it, and not a program that it has started
+    ]
+    for worker in workers:
+        worker.terminate()
+    _, left = psutil.wait_procs(workers, WORKERS_END_S)
+    check(not left, f"{len(left)} Python workers of Spark have not ended within {WORKERS_END_S:g} s")
+    return len(workers)
 
 
 def loopback_bytes() -> int:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from dlspark.spark.worker_daemon import OWN_DAEMON
 from metadata.foundation.errors import check
 
@@ -30,8 +32,9 @@ MAX_BATCHES = 4_000
 @contextmanager
 def spark_session(directory: Path, class_path: str = "") -> Iterator[SparkSession]:
     """Start a session on two cores with these jars and the connector's (as `dlspark.spark.builder` has it), which ends
-    with the block."""
+    with the block. Its workers keep what Python has compiled of their modules, whatever this process was told."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each new worker compiles the connector anew
     from pyspark.sql import SparkSession
 
     from dlspark.spark import catalog_jar
@@ -71,6 +74,20 @@ def java_of(spark: SparkSession) -> JVMView:
 def jvm_pid(spark: SparkSession) -> int:
     """Return the process of the session's JVM."""
     return int(java_of(spark).java.lang.ProcessHandle.current().pid())
+
+
+def workers_core(spark: SparkSession) -> str:
+    """Return in words whether the compiled core is in use in Spark's Python workers."""
+    found = spark.range(1).repartition(1).mapInArrow(_core, "core string").collect()
+    return str(found[0][0])
+
+
+def _core(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Say for each batch which core this process has (in a worker)."""
+    from metadata.foundation import compiled
+
+    for _ in batches:
+        yield pa.record_batch([[compiled.said]], names=["core"])
 
 
 def batch_ms(writer: DataStreamWriter, checkpoint: Path, warm_up: int, batches: int) -> float:

@@ -45,9 +45,12 @@ SINK_ROWS = 1_000_000
 MICRO_BATCH_ROWS = 100
 MICRO_BATCHES = 22
 WARM_UP_BATCHES = 8
-MOST_WARM_UPS = 8
+MOST_WARM_UPS = 12
 STEADY = 0.9
 """A run that takes less than this share of the fastest one before shows that its job is not warm yet."""
+STEADY_RUNS = 2
+"""Runs in a row that do not show it: while the JVM compiles in the background a job runs twice at one speed, and the
+next time half as long. With one such run P6 counted 1.3 M rows a second, and the next row 2.1 M of the same job."""
 SOURCE_LOG = "source"
 STREAM_LOG = "stream"
 
@@ -186,11 +189,14 @@ class SparkBenchmark:
 
 
 def run_until_steady(jobs: Sequence[Job], time_s: Callable[[Job], float] | None = None) -> int:
-    """Run jobs in turn, uncounted, until none has got faster, `MOST_WARM_UPS` times at most; returns how often."""
-    fastest = [math.inf] * len(jobs)
+    """Run jobs in turn, uncounted, until none has got faster `STEADY_RUNS` times in a row; at most `MOST_WARM_UPS`
+    times. Returns how often."""
+    fastest, steady = [math.inf] * len(jobs), 0
     for runs in range(1, MOST_WARM_UPS + 1):
         times = [(time_s or seconds_of)(job) for job in jobs]
-        if not any(took < STEADY * before for took, before in zip(times, fastest, strict=True)):
+        faster = any(took < STEADY * before for took, before in zip(times, fastest, strict=True))
+        steady = 0 if faster else steady + 1
+        if steady == STEADY_RUNS:
             return runs
         fastest = list(map(min, times, fastest))
     return MOST_WARM_UPS

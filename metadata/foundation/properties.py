@@ -18,8 +18,6 @@ from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-import javaproperties
-
 from metadata.foundation.errors import DistributedLogError
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -60,6 +58,8 @@ def read_if_exists(path: Path) -> bytes | None:
 
 def parse_properties(data: bytes, path: Path, error: type[DistributedLogError]) -> dict[str, str]:
     """Return what Java's properties format says. Raises `error`, also for a key that is there twice."""
+    import javaproperties  # imported late: it takes long to load, and most processes read no such file
+
     values: dict[str, str] = {}
     try:
         lines = [line for line in javaproperties.parse(io.BytesIO(data)) if isinstance(line, javaproperties.KeyValue)]
@@ -74,6 +74,8 @@ def parse_properties(data: bytes, path: Path, error: type[DistributedLogError]) 
 
 def lines_of(data: bytes) -> dict[str, int]:
     """Return the number of the line on which each key is, from 1 on, of a text that `parse_properties` takes."""
+    import javaproperties
+
     lines, at = {}, 1
     for element in javaproperties.parse(io.BytesIO(data)):
         if isinstance(element, javaproperties.KeyValue):

@@ -13,12 +13,13 @@ import pytest
 
 from benchmarks.costs import Costs
 from benchmarks.kafka_broker import BROKER_POM, CONNECTOR_POM, broker_settings, properties, version_of
-from benchmarks.kafka_jobs import Arrivals, Load
-from benchmarks.kafka_pairs import FLUSHED, WARM_UPS, KafkaPairs
+from benchmarks.kafka_jobs import ONE_RUN, Arrivals, Load
+from benchmarks.kafka_pairs import FLUSHED, STEADY, WARM_UPS, KafkaPairs
 from benchmarks.machine import header
-from benchmarks.processes import Spent, TreeCpu, loopback_bytes, spent_between
+from benchmarks.processes import Spent, TreeCpu, end_workers, loopback_bytes, spent_between
 from benchmarks.results import Measured
 from dlspark.testing.java_process import OutOfReachError, class_path_of
+from metadata.foundation import compiled
 
 FIGURE = {"ours": 10.0, "Kafka": 20.0, "Kafka flushed": 40.0}
 COUNTS = {Load.REWIND: 2, Load.IDLE: 2, Load.OFTEN: 2, Load.TAIL: 3}
@@ -30,9 +31,13 @@ class SystemOf:
     def __init__(self, name: str, asked: list[tuple[Load, str] | str]) -> None:
         self.name = name
         self._asked = asked
+        self.uncounted: list[Load] = []
 
     def measure(self, load: Load, seconds: float) -> Measured:
-        self._asked.append((load, self.name))
+        if seconds > ONE_RUN:
+            self._asked.append((load, self.name))
+        else:
+            self.uncounted.append(load)
         figures = tuple(FIGURE[self.name] * (1 + number) for number in range(COUNTS.get(load, 1)))
         return Measured(figures, Costs("row", {"servers": {"processor us": FIGURE[self.name]}}))
 
@@ -89,6 +94,7 @@ def test_systems_take_turns_with_each_load_on_settled_disks_and_another_one_begi
     pairs.round(1.0)
     assert asked[::2] == ["settled"] * (len(asked) // 2)
     counted = [window for window in asked if not isinstance(window, str)]
+    assert len(asked) == 2 * len(counted), "disks settle before each window"
     first, second = counted[: len(counted) // 2], counted[len(counted) // 2 :]
     assert [load for load, _ in first] == [load for load, _ in second]
     assert list(dict.fromkeys(load for load, _ in first)) == list(Load), "one load by all, then the next"
@@ -97,12 +103,23 @@ def test_systems_take_turns_with_each_load_on_settled_disks_and_another_one_begi
         assert begins[0] != begins[1]
 
 
+def test_rates_are_of_jobs_that_have_run_until_they_were_steady_in_each_round_and_new_workers_are_not() -> None:
+    ours, kafka, flushed = systems = [SystemOf(name, []) for name in FIGURE]
+    pairs = KafkaPairs(*systems, lambda: 5.0, lambda: 4.0, lambda: None)
+    for rounds in (1, 2):
+        pairs.round(1.0)
+        for system, loads in ((ours, STEADY), (kafka, STEADY), (flushed, STEADY & FLUSHED)):
+            assert set(system.uncounted) == loads
+            assert all(system.uncounted.count(load) >= 2 * rounds for load in loads)
+    assert Load.SINK_COLD not in STEADY
+
+
 def test_every_job_is_warmed_up_on_both_connectors() -> None:
     asked: list[tuple[Load, str] | str] = []
     pairs_that_note(asked).warm_up()
     for name in ("ours", "Kafka"):
         assert {window[0] for window in asked if window[1] == name} == set(WARM_UPS)
-    assert set(Load) - set(WARM_UPS) == {Load.SINK_BATCH, Load.IDLE, Load.OFTEN, Load.TAIL}
+    assert set(Load) - set(WARM_UPS) == {Load.SINK_BATCH, Load.SINK_COLD, Load.IDLE, Load.OFTEN, Load.TAIL}
 
 
 def test_an_arrival_counts_once_from_its_append_and_warm_ups_do_not_count() -> None:
@@ -129,6 +146,17 @@ def test_the_table_names_the_versions_that_maven_is_asked_for() -> None:
     assert version_of(CONNECTOR_POM, "spark-sql-kafka-0-10_2.13") in header(Path("/tmp"), 3, 3.0)
     with pytest.raises(LookupError, match="absent"):
         version_of(BROKER_POM, "absent")
+
+
+def test_the_table_says_whether_the_compiled_core_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    def second_line() -> str:
+        return header(Path("/tmp"), 3, 3.0).splitlines()[1]
+
+    monkeypatch.setattr(compiled, "core", None)
+    monkeypatch.setattr(compiled, "said", "pure Python: for some reason")
+    assert second_line().endswith("; no compiled core (pure Python: for some reason)")
+    monkeypatch.setattr(compiled, "core", object())
+    assert "; compiled core " in second_line()
 
 
 def test_jars_that_were_fetched_are_not_asked_for_again_until_one_is_gone(
@@ -164,6 +192,16 @@ def test_the_loopback_counts_what_is_sent_over_it() -> None:
 
 
 CHILD = "import time\nwhile time.process_time() < 0.2: pass\nprint(time.process_time(), flush=True)\ninput()"
+FORKING = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in range(2):
+    if not os.fork():
+        time.sleep(1000)
+started = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+print("forked", flush=True)
+sys.stdin.read()
+"""
 PARENT = f"""
 import os, signal, subprocess, sys
 if {{ignoring}}:
@@ -196,6 +234,21 @@ def test_what_a_child_that_has_ended_had_spent_counts_whether_or_not_its_parent_
         assert not psutil.Process(parent.pid).children()
         assert seen <= tree.seconds() < 2 * seen
         parent.stdin.close()
+
+
+@pytest.mark.processes
+def test_workers_that_end_are_those_that_a_daemon_has_forked_and_not_what_it_has_started() -> None:
+    with subprocess.Popen([sys.executable, "-c", FORKING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdin is not None
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline() == b"forked\n"
+        assert len(psutil.Process(daemon.pid).children()) == 3
+        # This process is what the JVM is to the daemon; others may run below it.
+        assert end_workers(os.getpid()) == 2
+        (left,) = psutil.Process(daemon.pid).children()
+        assert left.cmdline()[1:] == ["-c", "input()"]
+        assert daemon.poll() is None
+        daemon.stdin.close()
 
 
 def test_what_processes_have_spent_is_never_below_nothing() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import select
 import socket
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from helpers.worlds.metadata import LONG_SESSION_MS, Heard
 from kazoo.client import KazooClient
+from kazoo.handlers.utils import selector_select
 
 from metadata.foundation.errors import DistributedLogError, MetadataUnavailableError
 from metadata.foundation.socks import SocksProxy
@@ -18,7 +20,7 @@ from metadata.retry import reconnected
 from metadata.store import SessionState
 from metadata.zookeeper import edge
 from metadata.zookeeper.client import MAX_IN_FLIGHT, ZooKeeperStore
-from metadata.zookeeper.edge import FIRST_VARIABLE, BoundedConnection, LoopHandler
+from metadata.zookeeper.edge import FIRST_VARIABLE, BoundedConnection, LoopHandler, ready_of
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.processes
@@ -242,3 +244,35 @@ async def test_of_servers_that_are_not_listed_any_more_nothing_is_kept_and_an_en
     before = list(kinds.values())
     connection.stop(0)
     assert all(one.given_up for one in before)
+
+
+@pytest.mark.parametrize("by_poll", [True, False])
+def test_sockets_are_waited_for_as_kazoo_does(by_poll: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not by_poll:
+        monkeypatch.delattr(select, "poll")
+    near, far = socket.socketpair()
+    pipe, other = socket.socketpair()
+    with near, far, pipe, other:
+        near.setblocking(False)
+
+        def same(
+            readers: list[socket.socket], writers: list[socket.socket], timeout: float | None
+        ) -> list[socket.socket]:
+            found = ready_of(readers, writers, timeout)
+            assert found == selector_select(readers, writers, [], timeout)
+            return found[0] + found[1]
+
+        assert same([near, pipe], [], 0) == []
+        assert same([near], [], 0.0005) == []
+        assert same([], [near], None) == [near]
+        far.send(b"1")
+        assert same([near, pipe], [], None) == [near]
+        other.send(b"2")
+        assert same([near, pipe], [], 1.0) == [near, pipe]
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                near.send(bytes(65536))
+        assert same([], [near], 0) == [], "what the other side does not take cannot be written"
+        far.close()
+        assert same([near], [], None) == [near], "its end is read"
+        assert same([], [near], None) == [near], "and writing says so"
