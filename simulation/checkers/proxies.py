@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count, pairwise
 from typing import Protocol
 
@@ -153,7 +153,7 @@ class ProxyCheckers:
             came = open_since.popleft() if open_since else 0
             if isinstance(answer, Refusal) and answer.reason is Reason.SEQUENCE_GAP and isinstance(answer.actual, int):
                 # A gap is the caller's only where the missing request had not come before this one.
-                missing = replace(request.stamp, sequence=answer.actual)
+                missing = request.stamp._replace(sequence=answer.actual)
                 if min(self._open[process, caller, request.stream, missing], default=came) < came:
                     self._ledgers.fail(f"log {request.stream}: {process.name} begins {request.stamp} before {missing}")
         if isinstance(answer, WriteReceipt):

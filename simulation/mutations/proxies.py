@@ -13,8 +13,8 @@ from dlspark.serving.client import requests
 from dlspark.serving.client.producers import OpenRequest, ProducerSession
 from dlspark.serving.protocol.operations import WriteReceipt, WriteRecords
 from dlspark.serving.read_proxy.ring import EntryRing
-from dlspark.serving.write_proxy.streams.execution import TakenRequest
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
+from dlspark.serving.write_proxy.streams.taken_requests import TakenRequest
 from simulation.mutations.mutation import Method, Mutation, edited
 
 

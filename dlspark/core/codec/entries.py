@@ -39,10 +39,10 @@ InvalidEntryError (I12).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain, pairwise
 from struct import Struct
+from typing import NamedTuple
 
 import lz4.block
 
@@ -263,8 +263,7 @@ def _header(payload: Buffer, dlsn: DLSN | None) -> tuple[int, int, int, int]:
 
 
 # ------------------------------------------------------------------ records of an entry
-@dataclass(frozen=True, slots=True)
-class EncodedEntry:
+class EncodedEntry(NamedTuple):
     """An entry ready to be added to a ledger: `LedgerWriter.add(*entry.buffers)`. The buffers must not be changed."""
 
     buffers: tuple[Buffer, ...]

@@ -51,8 +51,7 @@ _HEAD_OF_PART: Final = b"%b:%b:" % (VERSION, SNAPSHOT)
 _HEAD_OF_REMEMBERED: Final = b"%b:%b:" % (VERSION, REMEMBERED)
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerRequest:
+class ProducerRequest(NamedTuple):
     """Whose records follow in the entry: request number `sequence` of producer `name` in `epoch`, of `count` records.
 
     A request without records only begins an epoch; its sequence number is -1.
@@ -61,7 +60,7 @@ class ProducerRequest:
     name: str
     epoch: int
     sequence: int
-    count: int
+    count: int  # type: ignore[assignment]
 
     def encode(self) -> bytes:
         """Return the payload of its control record. Raises InvalidRecordError."""
@@ -90,8 +89,7 @@ class Kept(NamedTuple):
     records: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerState:
+class ProducerState(NamedTuple):
     """One producer as its log knows it. `last` is its newest request's number, -1 where the epoch has none yet; `kept`
     has the newest requests, oldest first."""
 

@@ -12,7 +12,7 @@ another away.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -126,7 +126,7 @@ class AppendWrite(QueuedWrite):
 
     def number(self, txid: int) -> None:
         """Note one id for all records, where they came without."""
-        self.request = replace(self.request, run=self.request.run.at(txid))
+        self.request = AppendRequest(self.request.run.at(txid), self.request.control)
 
     def check_new(self, highest: int) -> None:
         """Raise TransactionIdOutOfOrderError where it is not one that comes again, and its ids are too low (I4).
@@ -165,9 +165,13 @@ class RequestLog:
         self._start_sequence_id: int | None = None
         self._time = time
         self._outcomes: dict[ProducerRequest, RequestOutcome] = {}
+        self._new: AppendWrite | None = None
+        """The write that `answer` has just found to be new: it is issued next, and not judged again. Whatever changes
+        what is known of producers takes that back."""
 
     def snapshot(self, expiry_s: float) -> list[bytes]:
         """Return what is known of all producers, as the payloads of control records."""
+        self._new = None  # producers that were silent are forgotten with it
         return self.producers.snapshot(self._time.now_ms(), int(expiry_s * 1000))
 
     def begin_segment(self, segment: SegmentWriter, start_sequence_id: int | None) -> None:
@@ -181,7 +185,7 @@ class RequestLog:
     def issue(self, write: AppendWrite, segment: SegmentWriter) -> None:
         """Write a request that is not answered yet, or refuse it."""
         try:
-            if write.producer is not None and not self.failed:
+            if write.producer is not None and not self.failed and self._new is not write:
                 repeated = self.producers.judge(write.producer)
                 if isinstance(repeated, UnderWay):
                     self._outcomes[repeated.request].attach(write.future, repeated=True)
@@ -197,6 +201,7 @@ class RequestLog:
 
         Not after a failure: what was under way is in the table, and in the log or not (I3).
         """
+        self._new = None
         if write.producer is None or self.failed:
             return False
         try:
@@ -205,12 +210,14 @@ class RequestLog:
             write.fail(error)
             return True
         if not isinstance(known, Written):
+            self._new = write if known is None else None
             return False
         if not write.future.done():
             write.future.set_result(Appended(known.first, known.records, repeated=True))
         return True
 
     def _write(self, write: AppendWrite, segment: SegmentWriter) -> None:
+        self._new = None
         first = segment.dlsn_of(write.request)  # before it is written: afterwards the next free position has moved
         producer = write.producer
         outcome = RequestOutcome(partial(self._ended, producer))

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from typing import Final, NamedTuple
 
 from dlspark.core.codec.dlsn import DLSN
@@ -62,6 +62,8 @@ from storage_node.edge import Clock
 SNAPSHOT_PART_BYTES: Final = 256 * 1024
 FORGOTTEN_AT_ONCE: Final = 8_192
 """Silent producers that a snapshot leaves out; a millisecond is a thousand."""
+RECENT: Final = 256
+"""Producers of a log that are kept as they are worked with: some 300 KB. The others are bytes."""
 FIRST_EPOCHS: Final = 2**62
 """So many epochs there are before a loss: enough for any clock's time as an epoch."""
 MORE_EPOCHS: Final = 2**48
@@ -100,17 +102,23 @@ class Producers:
         self.token = b""
         """The log's fencing token, empty for none."""
         self._states: dict[str, bytes] = {}
-        """As a snapshot has them; the one that was heard of last comes last, as far as this owner has heard of it."""
+        """As a snapshot has them, which takes the least memory; the one that was heard of last comes last, as far as
+        this owner has heard of it. Those of `_recent` are not in it."""
+        self._recent: dict[str, ProducerState] = {}
+        """The producers that were heard of last, behind all others: one that writes on is not encoded each time."""
         self._newest_ms: int | None = None
         self._looked_at: tuple[bytes, ProducerState | None] = (b"", None)
         """The state that was looked at last, as it is kept and decoded: a request is judged, and then noted."""
         self._under_way: set[ProducerRequest] = set()
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._states) + len(self._recent)
 
     def state(self, name: str) -> ProducerState | None:
         """Return what is known of a producer; None where it has never written, or was `forgotten`."""
+        recent = self._recent.get(name)
+        if recent is not None:
+            return recent
         encoded = self._states.get(name)
         if encoded is None:
             return None
@@ -165,9 +173,9 @@ class Producers:
                 advice="If it may have been sent before, look for its records in the log. Then begin a new epoch "
                 "without giving its number: what is written in that is new",
             )
-        if 0 < self.most <= len(self._states):
+        if 0 < self.most <= len(self):
             raise TooManyProducersError(
-                f"the log knows {len(self._states)} producers, and remembers {self.most} at most (maxProducers); "
+                f"the log knows {len(self)} producers, and remembers {self.most} at most (maxProducers); "
                 f"producer {request.name!r} is new, and nothing of it was written",
                 advice="Write with one that exists, or several logs; or raise maxProducers, or lower "
                 "producerExpirySeconds so that silent ones are forgotten sooner",
@@ -224,7 +232,7 @@ class Producers:
 
     def restore(self, parts: list[SnapshotPart]) -> None:
         """Take in a whole snapshot, in the place of everything known."""
-        self._states = {}
+        self._states, self._recent = {}, {}
         self._newest_ms = max((part.newest_ms for part in parts if part.newest_ms is not None), default=None)
         for part in parts:
             self._states.update(part.states)
@@ -249,6 +257,8 @@ class Producers:
         says up to which epoch. No more than FORGOTTEN_AT_ONCE are, and none behind one that is not silent: the others
         are remembered for longer.
         """
+        while self._recent:
+            self._keep_oldest_recent()
         # The table is in the order in which producers were heard of (`_note`): those that are silent come first.
         oldest = islice(self._states.values(), FORGOTTEN_AT_ONCE)
         silent = list(takewhile(lambda state: seen_ms(state) < now_ms - expiry_ms, oldest))
@@ -259,7 +269,7 @@ class Producers:
 
     def names(self) -> Iterator[str]:
         """Return all producers that are known."""
-        return iter(self._states)
+        return chain(self._states, self._recent)
 
     def _note(self, request: ProducerRequest, first: DLSN, now_ms: int) -> None:
         known = self.state(request.name)
@@ -270,10 +280,16 @@ class Producers:
             kept = (*kept, Kept(request.sequence, first, request.count))[-KEPT:]
         last = max(known.last, request.sequence)
         noted = ProducerState(known.epoch, last, now_ms, kept)
-        self._states.pop(request.name, None)  # so that it comes last
-        self._states[request.name] = encoded = noted.encode(request.name)
+        if self._recent.pop(request.name, None) is None:
+            self._states.pop(request.name, None)
+            if len(self._recent) >= RECENT:
+                self._keep_oldest_recent()
+        self._recent[request.name] = noted  # it comes last
         self._newest_ms = now_ms if self._newest_ms is None else max(self._newest_ms, now_ms)
-        self._looked_at = encoded, noted
+
+    def _keep_oldest_recent(self) -> None:
+        name = next(iter(self._recent))
+        self._states[name] = self._recent.pop(name).encode(name)
 
 
 def epoch_limit(losses: int) -> int:

@@ -35,7 +35,7 @@ def check_txid(txid: object) -> None:
     check_user_txid(int(txid))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: two are made for each request, and frozen ones cost twice as much to make
 class RecordRun:
     """Records that were checked (`run_of`): transaction ids and payloads, as many of each; or payloads alone, which get
     one id for all of them when they get their place (`at`)."""
@@ -65,7 +65,7 @@ class RecordRun:
     @property
     def in_order(self) -> bool:
         """True if no transaction id is below the one before it."""
-        return not any(map(gt, self.txids, islice(self.txids, 1, None)))
+        return len(self.txids) < 2 or not any(map(gt, self.txids, islice(self.txids, 1, None)))
 
     def fitting(self, first: int, room: int) -> int:
         """Return how many records, from number `first` on, take at most `room` bytes of an entry together."""

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,8 +67,7 @@ def _brief(error: BaseException | None) -> str:
     return error.message if isinstance(error, DistributedLogError) else repr(error)
 
 
-@dataclass(frozen=True, slots=True)
-class AppendRequest:
+class AppendRequest(NamedTuple):
     """Records that lie in one entry or nowhere; `control` says whose they are, None for nobody's."""
 
     run: RecordRun

@@ -307,7 +307,7 @@ class GrpcCalls:
         if isinstance(request, Handshake | AcceptStreams | ListProxies) or not request.context.tried_hosts:
             return message, request
         tried = tuple(map(self._names.location, request.context.tried_hosts))
-        return message, _within(request, replace(request.context, tried_hosts=tried))
+        return message, _within(request, request.context._replace(tried_hosts=tried))
 
     def cost(self, request: Request, size: int) -> int:
         """Return what a request of `size` bytes counts while it is under way."""
@@ -574,7 +574,7 @@ def with_timeout(request: Request, seconds: float) -> Request:
     left_ms = min(max(int(seconds * 1000), 1), LONGEST_TIMEOUT_MS)
     if 0 < context.timeout_ms <= left_ms:
         return request
-    return _within(request, replace(context, timeout_ms=left_ms))
+    return _within(request, context._replace(timeout_ms=left_ms))
 
 
 def _within(request: Request, context: RequestContext) -> Request:

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from itertools import repeat
+from typing import Final, NamedTuple
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.serving.protocol.failures import refusal_of
@@ -45,8 +46,7 @@ class BatchBounds:
     max_pending_records: int = 200_000
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerBatch:
+class ProducerBatch(NamedTuple):
     """The records of one request, in their order."""
 
     keys: tuple[Hashable, ...]
@@ -173,9 +173,8 @@ def record_outcomes(batch: ProducerBatch, answer: Answer) -> Iterator[tuple[Hash
     An answer that does not fit the request says nothing of them: their outcome is unknown.
     """
     if isinstance(answer, WriteReceipt) and answer.records == len(batch.keys):
-        first = answer.dlsn
-        for slot, key in enumerate(batch.keys):
-            yield key, first._replace(slot_id=first.slot_id + slot) if first is not None else None
+        first, count = answer.dlsn, len(batch.keys)
+        yield from zip(batch.keys, first.run(count) if first is not None else repeat(None, count), strict=True)
     elif isinstance(answer, BulkReceipt) and len(answer.results) == len(batch.keys):
         yield from zip(batch.keys, answer.results, strict=True)
     else:

@@ -4,7 +4,7 @@ It runs two machines: the accumulator decides which records travel together, the
 when it is sent again. A record costs a future and no task; a request goes through proxies by itself (`dispatch`).
 
     send       a record waits in the accumulator; nothing is sent before the loop goes on
-    write      the same, but where nothing is under way the record is sent at once: its caller waits
+    write      the same, but where nothing is under way, and one caller alone writes, the record is sent at once
     send_ready while the session has room, the next request is taken and submitted
     returned   a request came back; what it leads to is done, then what is ready is sent
 
@@ -171,6 +171,9 @@ class AsyncProducer(OnOneLoop):
         self._running = False
         self._planned: asyncio.Handle | None = None
         self._planned_for = inf
+        self._shared = False
+        """The last request that came back had records of several callers. They hear of it in one turn of the loop, and
+        write again: the first of them does not send its record alone, before the others."""
         self._blocked = False
         """The session had no room: more is sent when something comes back."""
         self._resuming: asyncio.TimerHandle | None = None
@@ -243,7 +246,7 @@ class AsyncProducer(OnOneLoop):
             await self._buffer_pool.wait()
         now = self._time()
         future = self._add(data, now, transaction_id)
-        if self._requests or self._linger or self._planned is not None or self._flushing:
+        if self._requests or self._linger or self._planned is not None or self._flushing or self._shared:
             self._plan_another(now)
         else:
             self._send_ready()  # nothing is under way, and its caller waits: no turn of the loop is left out for others
@@ -471,6 +474,7 @@ class AsyncProducer(OnOneLoop):
     def _settle_batch(self, batch: ProducerBatch, answer: Answer) -> None:
         self._accumulator.settled(batch)
         count = len(batch.keys)
+        self._shared = count > 1
         self._buffer_pool.give(batch.bytes, count)
         counters = self._dispatcher.counters
         if isinstance(answer, WriteReceipt):
@@ -479,10 +483,12 @@ class AsyncProducer(OnOneLoop):
         for key, fate in record_outcomes(batch, answer):
             if not isinstance(key, asyncio.Future) or key.done():
                 continue
-            if isinstance(fate, Refusal):
+            if type(fate) is DLSN:
+                key.set_result(fate)
+            elif isinstance(fate, Refusal):
                 key.set_exception(error_of(fate, stream=self.stream))
             else:
-                key.set_result(DLSN.INVALID if fate is None else fate)
+                key.set_result(DLSN.INVALID)
 
     def _expire(self) -> None:
         """Give up what has waited for too long, and look again when the next one will have."""
@@ -511,7 +517,7 @@ class AsyncProducer(OnOneLoop):
         said = next((in_flight.asked for in_flight in self._in_flight.values() if in_flight.asked), "")
         if not said or not isinstance(effect, Settled) or not isinstance(effect.answer, Refusal):
             return effect
-        return replace(effect, answer=replace(effect.answer, message=f"{effect.answer.message}; {said}"))
+        return effect._replace(answer=replace(effect.answer, message=f"{effect.answer.message}; {said}"))
 
 
 def payload_bytes(payload: bytes | bytearray | memoryview) -> bytes:

@@ -33,7 +33,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from dlspark.serving.client.answer_rules import (
     CHANGES_NOTHING,
@@ -109,8 +109,7 @@ class RetryLimits:
 # ---------------------------------------------------------------------- effects
 
 
-@dataclass(frozen=True, slots=True)
-class AskHost:
+class AskHost(NamedTuple):
     """Send `request` to the host at `address`."""
 
     address: str
@@ -120,15 +119,13 @@ class AskHost:
     """Hand in `silent` when there is no answer for so long; None: never."""
 
 
-@dataclass(frozen=True, slots=True)
-class BackOff:
+class BackOff(NamedTuple):
     """Wait, then hand in `resumed`."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """The way is over."""
 
     answer: Answer

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from dlspark.core.codec.producer_records import KEPT
 from dlspark.errors import OverCapacityError, ServiceUnavailableError
@@ -46,8 +46,7 @@ class SessionLimits:
 # ---------------------------------------------------------------------- effects
 
 
-@dataclass(frozen=True, slots=True)
-class Transmit:
+class Transmit(NamedTuple):
     """Send `request` on its way (`RoutedRequest`), and hand in what it ends with, with this ticket."""
 
     ticket: int
@@ -55,8 +54,7 @@ class Transmit:
     timeout_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(NamedTuple):
     """The request that was submitted under `key` has this answer, a WriteReceipt or a Refusal. It comes once."""
 
     key: Hashable

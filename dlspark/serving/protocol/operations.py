@@ -164,8 +164,7 @@ NAME_OF_REASON: Final[Mapping[Reason, str]] = MappingProxyType(
 # ---------------------------------------------------------------------- requests
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
+class RequestContext(NamedTuple):
     """Travels with every request on a stream (upstream's WriteContext)."""
 
     tried_hosts: tuple[str, ...] = ()
@@ -181,8 +180,7 @@ class RequestContext:
 NO_CONTEXT = RequestContext()
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerStamp:
+class ProducerStamp(NamedTuple):
     """The producer of a request, and the request's number (docs/reference/records.md#producers)."""
 
     name: str

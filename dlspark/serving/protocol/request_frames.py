@@ -35,7 +35,7 @@ from dlspark.serving.protocol.write_frames import (
     WRITE_FLAGS,
     RequestKind,
     begun,
-    decode_plain_write,
+    decode_quick_write,
     decode_write,
     encode_write,
     taken_apart,
@@ -295,7 +295,7 @@ def encode_request(correlation: int, request: Request) -> list[Buffer]:
 def decode_request(frame: memoryview, *, copied: bool = False) -> tuple[int, Request]:
     """Return the correlation number and the request of a frame, without its length. `copied`: no payload is a view of
     `frame`. Raises ProtocolError and nothing else."""
-    plain = decode_plain_write(frame, copied=copied)
-    if plain is not None:
-        return plain
+    quick = decode_quick_write(frame, copied=copied)
+    if quick is not None:
+        return quick
     return decode_frame(memoryview(bytes(frame)) if copied else frame, DECODERS, "a request")

@@ -2,15 +2,16 @@
 
     header, u32 checksum, u32 timeout in ms, text stream, and the hosts tried where a flag says so
 
-A write without conditions is most of what a proxy gets: it is written by few structures, and one of a single payload
-is read by two (`decode_plain_write`). No I/O; payloads travel uncopied. Whatever bytes a decoder is given, only
+A write without conditions is most of what a proxy gets: it is written and read by few structures
+(`decode_quick_write`). No I/O; payloads travel uncopied. Whatever bytes a decoder is given, only
 ProtocolError goes out.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from struct import Struct, pack
+from itertools import accumulate, pairwise
+from struct import Struct, pack, unpack_from
 from struct import error as StructError
 from typing import Final
 
@@ -60,12 +61,16 @@ STAMP, SEQUENCE_ID, LAST_DLSN, TOKEN, ATOMIC, TRANSACTION_IDS = 8, 16, 32, 64, 1
 """The flags that WriteRecords has besides."""
 WRITE_FLAGS: Final = ON_STREAM | STAMP | SEQUENCE_ID | LAST_DLSN | TOKEN | ATOMIC | TRANSACTION_IDS
 
-_QUICK: Final = CHECKSUM | RECORD_SET
+_OF_CONTEXT: Final = CHECKSUM | RECORD_SET
+_QUICK: Final = _OF_CONTEXT | STAMP | ATOMIC
+"""What `decode_quick_write` reads."""
 _CONTEXT: Final = Struct(">II")
 _STAMP: Final = Struct(">qq")
 _PLAIN: Final = Struct(HEADER.format + "IIH")
 _STREAM_AT: Final = _PLAIN.size
 _ONE: Final = Struct(">II")
+"""The number of payloads, and the length of the first."""
+_U32_BYTES: Final = 4
 _QUICK_HEAD: Final = Struct(FRAME_HEADER.format + "IIH")
 _TEXT_LENGTH: Final = Struct(">H")
 _WRITE: Final = int(RequestKind.WRITE_RECORDS)
@@ -175,37 +180,63 @@ def _encode_any_write(correlation: int, request: WriteRecords) -> list[Buffer]:
     return head.framed(_WRITE, flags, correlation, request.payloads, total)
 
 
-def decode_plain_write(frame: memoryview, *, copied: bool) -> tuple[int, WriteRecords] | None:
-    """Return the number and the write of a frame whose only payload fills the rest of it, and which asks for nothing
-    but to be stored: nearly every frame is one. None for any other frame, which `decode_request` takes apart.
+def decode_quick_write(frame: memoryview, *, copied: bool) -> tuple[int, WriteRecords] | None:
+    """Return the number and the write of a frame that asks for nothing but to be stored, perhaps whole, perhaps as a
+    producer's request: nearly every frame is one. None for any other frame, and for one that is ill-formed:
+    `decode_request` takes it apart.
 
-    `copied`: the payload is bytes of its own, and no view of the frame.
+    `copied`: the payloads are bytes of their own, and no views of the frame.
     """
     end = len(frame)
     if end < _STREAM_AT:
         return None
     version, kind, flags, number, checksum, timeout_ms, length = _PLAIN.unpack_from(frame)
-    lengths_at = _STREAM_AT + length
-    payload_at = lengths_at + _ONE.size
-    if (
-        version != FRAME_VERSION
-        or kind != _WRITE
-        or flags & ~_QUICK
-        or payload_at > end
-        or _ONE.unpack_from(frame, lengths_at) != (1, end - payload_at)
-    ):
+    at = _STREAM_AT + length
+    if version != FRAME_VERSION or kind != _WRITE or flags & ~_QUICK:
         return None
     try:
-        stream = str(frame[_STREAM_AT:lengths_at], "utf-8")
-    except UnicodeDecodeError:
-        return None  # `decode_request` says so
-    if flags or timeout_ms:
+        stream = str(frame[_STREAM_AT:at], "utf-8")
+        stamp = None
+        if flags & STAMP:
+            name_at = at + _TEXT_LENGTH.size
+            at = name_at + _TEXT_LENGTH.unpack_from(frame, at)[0]
+            stamp = ProducerStamp(str(frame[name_at:at], "utf-8"), *_STAMP.unpack_from(frame, at))
+            at += _STAMP.size
+        count, size = _ONE.unpack_from(frame, at)
+        at += _ONE.size
+        if count == 1:
+            if at + size != end:
+                return None
+            payload = frame[at:]
+            payloads: tuple[Buffer, ...] = (bytes(payload) if copied else payload,)
+        else:
+            several = _several(frame, at - _U32_BYTES, count, copied=copied)
+            if several is None:
+                return None
+            payloads = several
+    except (StructError, UnicodeDecodeError):
+        return None
+    if flags & _OF_CONTEXT or timeout_ms:
         said = checksum if flags & CHECKSUM else None
         context = RequestContext((), said, bool(flags & RECORD_SET), timeout_ms)
     else:
         context = NO_CONTEXT
-    payload = frame[payload_at:]
-    return number, WriteRecords(stream, (bytes(payload) if copied else payload,), context)
+    if stamp is None and not flags & ATOMIC:
+        return number, WriteRecords(stream, payloads, context)
+    return number, WriteRecords(stream, payloads, context, stamp, atomic=bool(flags & ATOMIC))
+
+
+def _several(frame: memoryview, at: int, count: int, *, copied: bool) -> tuple[Buffer, ...] | None:
+    """Return `count` payloads, whose lengths are at `at` and which fill the rest of the frame behind them; None where
+    they do not. Raises StructError."""
+    begin = at + _U32_BYTES * count
+    if not 0 < count <= MAX_PAYLOADS or begin > len(frame):
+        return None
+    ends = list(accumulate(unpack_from(f">{count}I", frame, at), initial=begin))
+    if ends[-1] != len(frame):
+        return None
+    views = [frame[begin:end] for begin, end in pairwise(ends)]
+    return tuple(map(bytes, views)) if copied else tuple(views)
 
 
 def decode_write(frame: memoryview, flags: int) -> WriteRecords:

@@ -43,7 +43,6 @@ from dlspark.serving.protocol.operations import (
     TakeStream,
 )
 from dlspark.serving.protocol.request_checks import check_stream_length, check_stream_parts
-from dlspark.serving.write_proxy.streams.execution import RequestHandlers, TakenRequest
 from dlspark.serving.write_proxy.streams.hand_over import Forwarder, confirmed, hand_over, same_proxy
 from dlspark.serving.write_proxy.streams.model import StreamState
 from dlspark.serving.write_proxy.streams.stream_host import (
@@ -51,6 +50,7 @@ from dlspark.serving.write_proxy.streams.stream_host import (
     permissions_of,
 )
 from dlspark.serving.write_proxy.streams.table import StreamTable
+from dlspark.serving.write_proxy.streams.taken_requests import RequestHandlers, TakenRequest
 from dlspark.serving.write_proxy.tier.placement import StreamPlacement
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import CallerError, DistributedLogError, OutcomeUnknownError

@@ -44,7 +44,6 @@ from dlspark.serving.protocol.operations import (
 from dlspark.serving.protocol.request_checks import request_checksum
 from dlspark.serving.write_proxy.rare_requests import RareRequests
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.streams.execution import TakenRequest, payload_bytes
 from dlspark.serving.write_proxy.streams.hand_over import Forwarder, hand_over, one_by_one, same_proxy
 from dlspark.serving.write_proxy.streams.limits import LimitValues, WriteLimiter
 from dlspark.serving.write_proxy.streams.model import StreamState
@@ -52,6 +51,7 @@ from dlspark.serving.write_proxy.streams.runs import TakenRun
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
 from dlspark.serving.write_proxy.streams.stream_host import MayCreate
 from dlspark.serving.write_proxy.streams.table import RATE_LIMIT_DISABLED, StreamTable
+from dlspark.serving.write_proxy.streams.taken_requests import TakenRequest, payload_bytes
 from dlspark.serving.write_proxy.tier.placement import StreamPlacement
 from metadata.foundation.errors import DistributedLogError
 from storage_node.protocol.frames import MAX_FRAME_BYTES

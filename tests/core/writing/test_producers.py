@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import KEPT, FencingToken, ProducerRequest, SnapshotPart, decode_control
-from dlspark.core.writing.producers import LAST_EPOCHS, LogTime, Producers, UnderWay, Written, epoch_limit
+from dlspark.core.writing.acknowledgements import Appended, OutcomeCallback
+from dlspark.core.writing.conditional_appends import AppendWrite, RequestLog
+from dlspark.core.writing.producers import LAST_EPOCHS, RECENT, LogTime, Producers, UnderWay, Written, epoch_limit
 from dlspark.errors import (
     InvalidRecordError,
     ProducerFencedError,
@@ -42,6 +44,52 @@ def test_the_last_requests_are_answered_with_their_first_positions() -> None:
     written(producers, *range(8))
     assert [producers.judge(request(n)) for n in range(3, 8)] == [Written(place(n), 1) for n in range(3, 8)]
     assert [producers.judge(request(n)) for n in range(3)] == [Written(None, 1)] * 3, "written, position forgotten"
+
+
+def test_a_snapshot_has_all_producers_in_the_order_in_which_they_were_heard_of() -> None:
+    producers = Producers()
+    names = [f"p{n}" for n in range(RECENT + 50)]
+    for turn, heard in enumerate((names, names[:20], names[RECENT:])):
+        for name in heard:
+            one = request(0, name=name, epoch=turn)
+            assert producers.judge(one) is None
+            producers.begin(one, place(turn), turn)
+    assert len(producers) == len(names)
+    [payload] = producers.snapshot(0, DAY_MS)
+    part = decode_control(payload)
+    assert isinstance(part, SnapshotPart)
+    assert list(part.states) == [*names[20:RECENT], *names[:20], *names[RECENT:]]
+    again = Producers()
+    again.restore([part])
+    assert [again.state(name) for name in names] == [producers.state(name) for name in names]
+    assert list(again.names()) == list(producers.names()) == list(part.states)
+
+
+class FixedTime:
+    """A clock that a test sets."""
+
+    ms = 0
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def elapsed_s(self) -> float:
+        return self.ms / 1000
+
+
+def test_a_request_is_judged_anew_where_a_snapshot_has_just_forgotten_its_producer() -> None:
+    producers, clock = Producers(), FixedTime()
+    written(producers, 0)
+    log = RequestLog(producers, None, -1, LogTime(clock, 0, DAY_MS))
+    ended: list[Appended | BaseException] = []
+    write = AppendWrite(lambda: log, ([1], [b"a"]), OutcomeCallback(ended.append), producer=request(1))
+    write.check()
+    assert not log.answer(write), "it is new, and was not written before"
+    clock.ms = DAY_MS
+    log.snapshot(expiry_s=1)
+    segment = None  # nothing may be written to one
+    log.issue(write, segment)  # type: ignore[arg-type]
+    assert [type(one) for one in ended] == [ProducerForgottenError]
 
 
 def test_a_request_under_way_is_waited_for() -> None:

@@ -118,6 +118,29 @@ async def test_a_record_whose_caller_waits_goes_at_once_where_nothing_is_under_w
     await client.close()
 
 
+@virtual_time
+async def test_callers_whose_records_came_back_together_write_again_together():
+    fleet = MemoryProxies(*THREE)
+    client = await opened(fleet)
+    producer = client.producer("x")
+
+    async def write_on(writer: int) -> None:
+        for number in range(5):
+            await producer.write(b"%d-%d" % (writer, number))
+
+    await asyncio.gather(*(write_on(writer) for writer in range(8)))
+    sizes = [len(one.payloads) for one in fleet.requests if isinstance(one, WriteRecords)]
+    assert sum(sizes) == 40
+    assert len(sizes) <= 10, "not each time one alone, and then the others"
+    await producer.write(b"alone again")
+    before = client.counters.attempts
+    alone = asyncio.ensure_future(producer.write(b"at once"))
+    await asyncio.sleep(0)
+    assert client.counters.attempts == before + 1
+    await alone
+    await client.close()
+
+
 def forget(fleet: MemoryProxies, stream: str = "x") -> None:
     """The segments go that said what the log's producers have written."""
     fleet.log(stream).producers = Producers()

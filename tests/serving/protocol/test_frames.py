@@ -45,7 +45,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.request_frames import decode_request, encode_request
-from dlspark.serving.protocol.write_frames import RequestKind
+from dlspark.serving.protocol.write_frames import RequestKind, decode_quick_write, decode_write
 from metadata.foundation.errors import CallerError
 from storage_node.errors import ProtocolError
 from storage_node.protocol.frames import LENGTH, MAX_FRAME_BYTES, Buffer, ChunkPool, FrameBuffer
@@ -70,6 +70,22 @@ def test_every_request_and_every_answer_has_a_strategy_here_and_a_kind() -> None
     assert set(ANSWERS) == set(get_args(Answer))
     assert len(RequestKind) == len(REQUESTS)
     assert len(AnswerKind) == len(ANSWERS)
+
+
+@given(st.data(), NUMBERS, st.booleans())
+def test_writes_that_are_read_by_few_structures_are_those_that_are_read_field_by_field(
+    data: st.DataObject, number: int, copied: bool
+) -> None:
+    frame = bytearray(body(encode_request(number, data.draw(REQUESTS[WriteRecords]))))
+    for at in data.draw(st.lists(st.integers(0, len(frame) - 1), max_size=2)):
+        frame[at] = data.draw(st.integers(0, 255))
+    damaged = memoryview(bytes(frame[: data.draw(st.sampled_from([len(frame), len(frame) - 1]))]))
+    quick = decode_quick_write(damaged, copied=copied)
+    if quick is None:
+        return
+    flags = HEADER.unpack_from(damaged)[2]
+    assert quick == (HEADER.unpack_from(damaged)[3], decode_write(damaged, flags))
+    assert all(type(payload) is (bytes if copied else memoryview) for payload in quick[1].payloads)
 
 
 @given(st.data(), NUMBERS)

@@ -142,7 +142,13 @@ async def test_whatever_comes_among_them_answers_and_records_are_those_of_writes
             entrance = await Entrance.open(world, together=together)
             for stream in "ab":
                 await entrance.proxy.written(stream, b"first")
-            answers = await entrance.client.ask(mixed())
+            world.hold()  # with something under way what comes in one turn is sent together, however it came
+            held = [entrance.proxy.asked(WriteRecords(stream, (b"held",))) for stream in "ab"]
+            asking = asyncio.ensure_future(entrance.client.ask(mixed()))
+            await asyncio.sleep(0.01)
+            world.release()
+            answers = await asking
+            assert all(isinstance(one, WriteReceipt) for one in await asyncio.gather(*held))
             kinds = [one if isinstance(one, WriteReceipt) else getattr(one, "code", type(one)) for one in answers]
             seen.append((kinds, await world.payloads("a"), await world.payloads("b")))
             assert bool(entrance.runs.taken) is together

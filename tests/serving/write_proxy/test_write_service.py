@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from helpers.serving.proxy_world import answers, proxies
+from helpers.serving.proxy_world import ProxyWorld, answers, proxies
 from helpers.virtual_time import virtual_time
 
 from dlspark.core.codec.dlsn import DLSN
@@ -76,13 +76,33 @@ async def test_requests_keep_their_order_across_the_opening_of_the_log() -> None
         assert await world.payloads("events") == [b"%d" % n for n in range(100)]
 
 
+def stored(world: ProxyWorld) -> int:
+    """Entries that all nodes have together."""
+    return sum(len(ledger.entries) for bookie in world.bookies for ledger in bookie.ledgers.values())
+
+
 @virtual_time
-async def test_what_comes_in_one_turn_of_the_loop_is_one_entry() -> None:
+async def test_a_request_that_finds_nothing_under_way_is_sent_in_its_turn_and_what_comes_behind_it_is_one_entry() -> (
+    None
+):
     async with proxies() as world:
         proxy = await world.proxy()
         await proxy.write("events", b"first")
         receipts = await answers(proxy.asked(WriteRecords("events", (b"%d" % n,))) for n in range(20))
-        assert receipts == [WriteReceipt(DLSN(1, 2, n), 1) for n in range(20)]
+        assert receipts == [WriteReceipt(DLSN(1, 2, 0), 1), *(WriteReceipt(DLSN(1, 3, n), 1) for n in range(19))]
+
+
+@virtual_time
+@pytest.mark.parametrize("given", [{}, {"atomic": True}, {"stamp": ProducerStamp("p", 0, 0)}], ids=str)
+async def test_nodes_have_a_request_alone_a_turn_after_it_came(given: dict[str, object]) -> None:
+    async with proxies() as world:
+        proxy = await world.proxy()
+        await proxy.write("events", b"first")
+        before = stored(world)
+        asked = proxy.asked(WriteRecords("events", (b"alone",), **given))  # type: ignore[arg-type]
+        await asyncio.sleep(0)  # in which what was sent reaches nodes in memory
+        assert stored(world) == before + 3
+        assert isinstance(await asked, WriteReceipt)
 
 
 @virtual_time

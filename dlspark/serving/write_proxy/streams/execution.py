@@ -1,7 +1,5 @@
-"""One request on a stream, from the moment at which the proxy takes it until it is answered.
+"""What becomes of a request on an open log: records, and an answer.
 
-    TakenRequest       the request, its caller, its answer; RequestsUnderWay counts what all of them hold
-    RequestHandlers    which handler begins requests of which class
     Execution          begins requests on an open log, and makes their answers of what the log's writer says
     _SendRound         what is sent together
     _Bulk              records of one request that each have their own fate
@@ -9,10 +7,10 @@
 Nothing here waits: what the writer answers later comes by callbacks, so that a write costs neither a task nor an
 `await`.
 
-Records that came one by one in one turn of the event loop are given to the writer together at its end, and what was
-written in a turn is sent together. While several entries of the stream are under way (`server_entries_under_way`), what
-comes is collected until one of them is answered: entries then grow with the load instead of in number. A buffer that is
-full goes out at once, whatever is under way.
+A request that finds nothing of its stream under way is sent at once. Records that came one by one in one turn of the
+event loop are given to the writer together at its end, and what was written in a turn is sent together. While several
+entries of the stream are under way (`server_entries_under_way`), what comes is collected until one of them is answered:
+entries then grow with the load instead of in number. A buffer that is full goes out at once, whatever is under way.
 
 Fault model: the writer says what became of records, and its errors, whether they may have been stored. A request is
 answered with success only after that was said of each of its records. What requests hold is bounded, for their payloads
@@ -25,10 +23,9 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_record_set, record_set_count
@@ -38,20 +35,16 @@ from dlspark.core.writing.conditional_appends import Condition
 from dlspark.core.writing.proxy_writes import append_epoch, append_run, append_token, write_run
 from dlspark.core.writing.write_kinds import CheckedSet
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import InvalidEntryError, InvalidRecordError, OverCapacityError, WriteCancelledError
-from dlspark.serving.bindings.service import Caller, Reply
+from dlspark.errors import InvalidEntryError, InvalidRecordError, WriteCancelledError
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
-    AcceptStreams,
     Answer,
     Applied,
     BeginEpoch,
     BulkReceipt,
     Done,
     EpochBegun,
-    Handshake,
     Heartbeat,
-    ListProxies,
     ProducerStamp,
     Refusal,
     Request,
@@ -63,7 +56,7 @@ from dlspark.serving.protocol.operations import (
 from dlspark.serving.protocol.request_checks import check_record_sets
 from dlspark.serving.write_proxy.streams.limits import ClientProducers
 from dlspark.serving.write_proxy.streams.runs import TakenRun
-from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from dlspark.serving.write_proxy.streams.taken_requests import RequestHandlers, TakenRequest
 from metadata.foundation.errors import CallerError, OutcomeUnknownError
 from storage_node.protocol.frames import Buffer
 
@@ -76,132 +69,6 @@ OF_THE_WHOLE_BULK: Final = frozenset(
     {StatusCode.FOUND, StatusCode.ALREADY_CLOSED, StatusCode.LOCKING_EXCEPTION},
 )
 """A bulk whose first record fails with one of these is refused as one; else each record has a result of its own."""
-
-
-class RequestsUnderWay:
-    """How much do the requests of one proxy hold that are not answered yet?"""
-
-    __slots__ = ("bytes", "requests")
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.requests = 0
-
-    def take(self, size: int, limit: int, requests: int = 1) -> None:
-        """Count a request in, or several. One is taken always, however large. Raises OverCapacityError."""
-        if self.requests and self.bytes + size > limit:
-            raise OverCapacityError(
-                f"{self.bytes} bytes are under way in this proxy, the most is {limit}; the request was not taken",
-                advice="Send less at a time, or ask again later",
-            )
-        self.bytes += size
-        self.requests += requests
-
-    def give_back(self, size: int, requests: int) -> None:
-        """Note that they are answered."""
-        self.bytes -= size
-        self.requests -= requests
-
-
-OnEnd: TypeAlias = Callable[["TakenRequest"], None]
-
-
-class TakenRequest:
-    """What was asked, by which caller, and is it answered? One request on its way. Compared by identity.
-
-    Args:
-        size: bytes of its payloads.
-        began_s: when it came, by the event loop's clock.
-    """
-
-    __slots__ = ("_reply", "answered", "began_s", "caller", "on_end", "request", "sets", "size")
-
-    records: ClassVar = 1
-    """How many requests it stands for."""
-
-    def __init__(self, request: Request, caller: Caller, reply: Reply, size: int, began_s: float) -> None:
-        self.request = request
-        self.caller = caller
-        self.size = size
-        self.began_s = began_s
-        self.answered = False
-        self.sets: list[CheckedSet | CallerError] | None = None
-        """Its record sets, or why one cannot be written; None as long as they were not opened."""
-        self.on_end: OnEnd | None = None
-        """Called when it is answered, before the answer goes out."""
-        self._reply = reply
-
-    def is_too_late(self, now_s: float) -> bool:
-        """Return whether its client has given up waiting for the answer."""
-        if isinstance(self.request, AcceptStreams | Handshake | ListProxies):
-            return False
-        timeout_ms = self.request.context.timeout_ms
-        return timeout_ms > 0 and now_s > self.began_s + timeout_ms / 1000
-
-    def answer(self, answer: Answer) -> None:
-        """Answer it, unless it is answered. Never raises."""
-        if self.answered:
-            return
-        self.answered = True
-        if self.on_end is not None:
-            self.on_end(self)
-        try:
-            self._reply(answer)
-        except Exception:
-            # A binding's fault must not take a stream, or the answers of others, with it.
-            _LOG.exception("the answer to %s for %s was not taken", type(self.request).__name__, self.caller.address)
-
-    def fail(self, error: BaseException) -> None:
-        """Answer it with a refusal that says what `error` says."""
-        self.answer(refusal_of(error))
-
-
-def payload_bytes(request: WriteRecords) -> int:
-    """Return how many bytes of payload it carries."""
-    payloads = request.payloads
-    return len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
-
-
-def not_begun(refusal: Refusal) -> Refusal:
-    """Return the same for a request that was not begun, whatever happened to what it would have needed."""
-    return refusal if refusal.applied is not Applied.UNKNOWN else replace(refusal, applied=Applied.NO)
-
-
-def found_at(location: str, stream: str) -> Refusal:
-    """Return the refusal that says where a stream is served."""
-    return not_begun(refusal_of(OwnershipAcquireFailedError(location, path="", log=stream)))
-
-
-def too_late_error(stream: str) -> WriteCancelledError:
-    """Return the error of a request that waited for longer than its client does."""
-    return WriteCancelledError(
-        "it waited for longer than its client does; it was not begun", log=stream, advice="Ask again, and wait longer"
-    )
-
-
-class RequestHandlers(Generic[T]):
-    """Which handler takes a request of this class? Handlers of one kind, each registered with the class that it takes.
-
-    A handler is given a request as what it is, so that none has to ask for its class again.
-    """
-
-    __slots__ = ("_handlers",)
-
-    def __init__(self) -> None:
-        self._handlers: dict[type, Callable[[TakenRequest, Any], T]] = {}
-
-    def add(self, kind: type[AnyRequest], handler: Callable[[TakenRequest, AnyRequest], T]) -> None:
-        """Have `handler` called for requests of exactly this class."""
-        self._handlers[kind] = handler
-
-    def handles(self, kind: type) -> bool:
-        """Return whether there is a handler for requests of this class."""
-        return kind in self._handlers
-
-    def call(self, taken: TakenRequest) -> T:
-        """Call the handler of a request. Raises KeyError where it has none."""
-        request = taken.request
-        return self._handlers[type(request)](taken, request)
 
 
 # ---------------------------------------------------------------------- execution
@@ -252,6 +119,8 @@ class Execution:
         self._sent = 0
         self._round = _SendRound()
         self._scheduled = False
+        self._beginning = False
+        """A request is being begun, behind which `_send_now` looks."""
         self._held_back = False
         """Something is to be sent when an entry that is under way is answered."""
         # Records that came one by one and are not with the writer yet.
@@ -269,6 +138,7 @@ class Execution:
 
     def begin(self, taken: TakenRequest) -> None:
         """Begin a request behind all that were begun before. Never raises."""
+        self._beginning = not self._sent and not self._scheduled
         try:
             request = taken.request
             # One record that nothing is asked of but to be stored: what most clients send. Such ones are only put
@@ -283,12 +153,17 @@ class Execution:
                 self._handlers.call(taken)
         except Exception as error:
             self._fail(taken, error)
+        if self._beginning:
+            self._send_now()
 
     def begin_run(self, run: TakenRun) -> None:
         """Begin writes that came together behind all that were begun before."""
+        self._beginning = not self._sent and not self._scheduled
         self._taken.append(run)
         self._payloads += run.payloads
         self._send_soon()
+        if self._beginning:
+            self._send_now()
 
     # ------------------------------------------------------------------ records
 
@@ -480,8 +355,16 @@ class Execution:
         self._send_soon()
         return self._round
 
+    def _send_now(self) -> None:
+        """Send what was begun just now, with nothing under way: another turn of the loop would find nothing more to
+        send with it but what came in the same one."""
+        self._beginning = False
+        if self._taken or self._round.waiting:
+            self._write_taken()
+            self._send()
+
     def _send_soon(self) -> None:
-        if not self._scheduled:
+        if not (self._scheduled or self._beginning):
             self._scheduled = True
             # Behind all that came together from the network: records of many clients become one entry.
             self._loop.call_soon(self._send_taken)

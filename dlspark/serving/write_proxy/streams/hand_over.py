@@ -40,9 +40,9 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     TakeStream,
 )
-from dlspark.serving.write_proxy.streams.execution import found_at
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
 from dlspark.serving.write_proxy.streams.stream_host import StreamHost
+from dlspark.serving.write_proxy.streams.taken_requests import found_at
 from metadata.foundation.errors import OutcomeUnknownError
 from metadata.foundation.tasks import end_tasks
 

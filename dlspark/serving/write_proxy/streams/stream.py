@@ -37,13 +37,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.request_checks import check_record_sets, opens_at_once
 from dlspark.serving.routing.hosts import address_of
-from dlspark.serving.write_proxy.streams.execution import (
-    Execution,
-    TakenRequest,
-    not_begun,
-    opened_sets,
-    too_late_error,
-)
+from dlspark.serving.write_proxy.streams.execution import Execution, opened_sets
 from dlspark.serving.write_proxy.streams.limits import WriteLimiter
 from dlspark.serving.write_proxy.streams.model import (
     DENIED_KEPT_S,
@@ -64,6 +58,7 @@ from dlspark.serving.write_proxy.streams.stream_host import (
     check_permitted,
     permissions_of,
 )
+from dlspark.serving.write_proxy.streams.taken_requests import TakenRequest, not_begun, too_late_error
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.owner_names import gives_way

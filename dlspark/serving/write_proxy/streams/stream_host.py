@@ -46,8 +46,8 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.routing.hosts import is_address
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.streams.execution import RequestsUnderWay
 from dlspark.serving.write_proxy.streams.model import FOUND_KEPT_SHARE, OTHERS_KEPT_S
+from dlspark.serving.write_proxy.streams.taken_requests import RequestsUnderWay
 from metadata.distributedlog.permissions import ALLOW_ALL, Action, Permissions, RequestDeniedError
 from metadata.foundation.plurals import counted
 from metadata.foundation.settings import Value

@@ -19,10 +19,10 @@ from dlspark.serving.process.fair_turns import FairTurns
 from dlspark.serving.protocol.operations import ProxyStatus
 from dlspark.serving.protocol.request_checks import check_stream_length, check_stream_parts
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.streams.execution import RequestsUnderWay
 from dlspark.serving.write_proxy.streams.limits import AcquireLimit, LimitValues, PartitionCounts, WriteLimiter
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
 from dlspark.serving.write_proxy.streams.stream_host import HostedStream, MayCreate, StreamHost
+from dlspark.serving.write_proxy.streams.taken_requests import RequestsUnderWay
 from metadata.foundation.tasks import end_tasks
 from storage_node.transport.turns import Turns
 
