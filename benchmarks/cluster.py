@@ -8,6 +8,7 @@ import re
 import urllib.request
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -17,7 +18,7 @@ from dlspark.sandbox.beginning import LEDGERS_PATH
 from dlspark.sandbox.sandbox import Sandbox
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.foundation.errors import check
+from metadata.foundation.errors import present
 from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 from storage_node.settings.client import ClientSettings
@@ -26,6 +27,13 @@ REPLICAS = 3
 ACK_QUORUM = 2
 NODES: Final = "nodes"
 ZOOKEEPER: Final = "ZooKeeper"
+GATEWAYS: Final = "gateways"
+PAGES: Final[Mapping[str, object]] = {
+    "httpServerEnabled": "true",
+    "httpServerHost": "127.0.0.1",
+    "httpServerPort": 0,
+}
+"""Settings of nodes: each says on a page what it has counted."""
 _COUNTED_BY_NODES: Final = {
     "adds": "bookie_adds_total",
     "journal commits": "bookie_journal_commits_total",
@@ -38,8 +46,7 @@ class Cluster:
     """As many nodes as replicas, so that each node stores every entry."""
 
     def __init__(self, directory: Path, **settings: object) -> None:
-        pages = {"httpServerEnabled": "true", "httpServerHost": "127.0.0.1", "httpServerPort": 0}
-        self.sandbox = Sandbox(directory, nodes=REPLICAS, node_settings={**pages, **settings})
+        self.sandbox = Sandbox(directory, nodes=REPLICAS, node_settings={**PAGES, **settings})
 
     def __enter__(self) -> Cluster:
         self.sandbox.start()
@@ -70,31 +77,65 @@ class Cluster:
 
     def entries_read(self) -> int:
         """Return the entries that the nodes have read for clients since they started."""
-        return int(self._counted()[NODES]["entries read"])
-
-    @property
-    def server_pids(self) -> dict[str, list[int]]:
-        """The processes of the nodes and of ZooKeeper. Raises InvariantViolation if one of them does not run."""
-        nodes = [self.sandbox.node_pid(index) for index in range(self.sandbox.node_count)]
-        found = {NODES: [pid for pid in nodes if pid is not None]}
-        zookeeper = self.sandbox.zookeeper_pid
-        check(len(found[NODES]) == len(nodes) and zookeeper is not None, "a server of the cluster is not running")
-        return found if zookeeper is None else {**found, ZOOKEEPER: [zookeeper]}
+        return int(counted_by_nodes(_node_directories(self.sandbox))[NODES]["entries read"])
 
     def watch(self, others: Mapping[str, Sequence[int]] | None = None, *, jvm: int | None = None) -> Watch:
         """Return what looks at all that takes part: this process as the client unless `others` say otherwise, the
         cluster, and a JVM with its Python workers."""
-        processes = {**(others or {CLIENT: [os.getpid()]}), **self.server_pids}
-        return Watch(processes, jvm=jvm, counters=self._counted)
+        return watch_of(self.sandbox, others or {CLIENT: [os.getpid()]}, jvm=jvm)
 
     def calls(self, others: Mapping[str, Sequence[int]] | None = None) -> CallCount:
         """Return what counts system calls of the same processes."""
-        return CallCount({**(others or {CLIENT: [os.getpid()]}), **self.server_pids})
+        return calls_of(self.sandbox, others or {CLIENT: [os.getpid()]})
 
-    def _counted(self) -> Figures:
-        """Return what all nodes together have counted since they started."""
-        pages = [_metrics(self.sandbox.node_directory(index)) for index in range(self.sandbox.node_count)]
-        return {NODES: {what: sum(page[name] for page in pages) for what, name in _COUNTED_BY_NODES.items()}}
+
+# ------------------------------------------------------------------------------------ costs of a sandbox's servers
+
+
+def watch_of(sandbox: Sandbox, others: Mapping[str, Sequence[int]], *, jvm: int | None = None) -> Watch:
+    """Return what looks at these processes and the sandbox's servers, whose nodes serve `PAGES`, and at a JVM with its
+    Python workers. With regions, the nodes of each are apart."""
+    counters = partial(counted_by_nodes, _node_directories(sandbox))
+    return Watch({**others, **_server_pids(sandbox)}, jvm=jvm, counters=counters)
+
+
+def calls_of(sandbox: Sandbox, others: Mapping[str, Sequence[int]]) -> CallCount:
+    """Return what counts system calls of the same processes."""
+    return CallCount({**others, **_server_pids(sandbox)})
+
+
+def counted_by_nodes(directories: Mapping[str, Sequence[Path]]) -> Figures:
+    """Return what the nodes of these directories have counted since they started, those of one name together."""
+    pages = {name: [_metrics(directory) for directory in each] for name, each in directories.items()}
+    return {
+        name: {what: sum(page[of] for page in each) for what, of in _COUNTED_BY_NODES.items()}
+        for name, each in pages.items()
+    }
+
+
+def _node_groups(sandbox: Sandbox) -> dict[str, list[int]]:
+    """Return the indexes of nodes by what they are called."""
+    if not sandbox.state.regions:
+        return {NODES: list(range(sandbox.node_count))}
+    return {f"{NODES} in {name}": sandbox.region_nodes(name) for name in sandbox.regions.names}
+
+
+def _node_directories(sandbox: Sandbox) -> dict[str, list[Path]]:
+    return {name: [sandbox.node_directory(index) for index in each] for name, each in _node_groups(sandbox).items()}
+
+
+def _server_pids(sandbox: Sandbox) -> dict[str, list[int]]:
+    """Return the processes of nodes and ZooKeeper, and of the gateways between regions. Raises InvariantViolation if
+    one of them does not run."""
+    found: dict[str, list[int | None]] = {
+        name: [sandbox.node_pid(index) for index in each] for name, each in _node_groups(sandbox).items()
+    }
+    if sandbox.state.regions:
+        found[ZOOKEEPER] = [sandbox.regions.zookeeper_pid(name) for name in sandbox.regions.names]
+        found[GATEWAYS] = [sandbox.regions.gateways_pid]
+    else:
+        found[ZOOKEEPER] = [sandbox.zookeeper_pid]
+    return {name: [present(pid, f"one of {name} does not run") for pid in pids] for name, pids in found.items()}
 
 
 def run(coroutine: Coroutine[object, object, _T]) -> _T:

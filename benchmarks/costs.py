@@ -124,7 +124,9 @@ def _none_counted() -> Figures:
 
 
 class Watch:
-    """Looks at processes before and after its block.
+    """Looks at processes before and after its block; what several blocks took is added up.
+
+    It may be sent to another process, which then has the block.
 
     Args:
         processes: by what they are called; those of one name are added up.
@@ -139,14 +141,15 @@ class Watch:
         jvm: int | None = None,
         counters: Callable[[], Figures] = _none_counted,
     ) -> None:
-        # This process is looked at last before the block and first behind it: looking at the others is not its load.
-        self._processes = dict(sorted(processes.items(), key=lambda item: os.getpid() in item[1]))
+        self._processes = dict(processes)
         self._jvm = jvm
         self._counters = counters
         self._done: dict[str, dict[str, float]] = {}
         self.units = 0.0
 
     def __enter__(self) -> Watch:
+        # This process is looked at last before the block and first behind it: looking at the others is not its load.
+        self._processes = dict(sorted(self._processes.items(), key=lambda item: os.getpid() in item[1]))
         self._counted = self._counters()
         self._tree = None if self._jvm is None else TreeCpu([self._jvm])
         self._jvm_s = 0.0 if self._jvm is None else exact_cpu_s(self._jvm)
@@ -158,14 +161,17 @@ class Watch:
             return  # a load that failed: its processes may be gone, and its error is the one to be seen
         for name, pids in reversed(self._processes.items()):
             looks = zip(self._before[name], map(look_at, pids), strict=True)
-            self._done[name] = summed([difference(before, after) for before, after in looks])
+            self._add(name, summed([difference(before, after) for before, after in looks]))
         if self._tree is not None and self._jvm is not None:
             jvm_s, tree_s = exact_cpu_s(self._jvm) - self._jvm_s, self._tree.seconds()
             # The JVM was looked at within the looks at its tree: what is left is not below 0.
-            self._done |= {"JVM": {PROCESSOR: jvm_s * 1e6}, "Python workers": {PROCESSOR: (tree_s - jvm_s) * 1e6}}
+            self._add("JVM", {PROCESSOR: jvm_s * 1e6})
+            self._add("Python workers", {PROCESSOR: (tree_s - jvm_s) * 1e6})
         for name, counted in self._counters().items():
-            grown = {what: number - self._counted[name][what] for what, number in counted.items()}
-            self._done.setdefault(name, {}).update(grown)
+            self._add(name, {what: number - self._counted[name][what] for what, number in counted.items()})
+
+    def _add(self, name: str, done: Mapping[str, float]) -> None:
+        self._done[name] = summed([self._done.get(name, {}), done])
 
     @property
     def figures(self) -> Figures:

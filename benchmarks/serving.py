@@ -102,9 +102,9 @@ class ServingBenchmark:
         self._p50.add(percentile(through, 0.5), percentile(direct, 0.5), costs=costs)
         self._p99.add(percentile(through, 0.99), percentile(direct, 0.99))
         self._many_clients(seconds)
-        moved = run(move_under_load(self._cluster.uri, self._proxy, self._other, self._name()))
+        moved, costs = self._moves()
         self._pauses += moved.pauses_ms
-        self._pause50.add(percentile(moved.pauses_ms, 0.5), percentile(moved.between_ms, 0.5))
+        self._pause50.add(percentile(moved.pauses_ms, 0.5), percentile(moved.between_ms, 0.5), costs=costs)
         self._pause99.add(percentile(self._pauses, 0.99), PAUSE_GOAL_MS)
         self._errors.add(moved.errors, moved.writes)
         self._wrong.add(moved.lost + moved.twice, moved.writes)
@@ -172,6 +172,15 @@ class ServingBenchmark:
         rate = records_per_s(load, address, streams, record_bytes, seconds, window=watch)
         records_per_s(load, address, streams, record_bytes, COUNTED_S, window=count)
         return rate / 1e3, costs_of("record", watches[0], counts[0])
+
+    def _moves(self) -> tuple[Moved, Costs]:
+        """Move a log under load, and return what a write costs then, moves included."""
+        processes = {CLIENT: [os.getpid()], "proxies": [self._proxy.pid, self._other.pid]}
+        watch, calls = self._cluster.watch(processes), self._cluster.calls(processes)
+        uri, one, other = self._cluster.uri, self._proxy, self._other
+        moved = run(move_under_load(uri, one, other, self._name(), window=watch))
+        run(move_under_load(uri, one, other, self._name(), window=calls))
+        return moved, costs_of("write", watch, calls)
 
     async def _direct(self, seconds: float) -> tuple[float, Costs]:
         """Measure thousands of records a second by direct writers, and what a record costs."""
@@ -281,8 +290,17 @@ class Moved:
     twice: int = 0
 
 
-async def move_under_load(uri: str, one: ProxyProcess, other: ProxyProcess, stream: str, moves: int = MOVES) -> Moved:
-    """Move a log to and fro while it is written, and look at every record afterwards."""
+async def move_under_load(
+    uri: str,
+    one: ProxyProcess,
+    other: ProxyProcess,
+    stream: str,
+    moves: int = MOVES,
+    *,
+    window: Window | None = None,
+) -> Moved:
+    """Move a log to and fro while it is written, and look at every record afterwards. The window is that of the
+    writers."""
     moved = Moved()
     writes: list[tuple[float, float]] = []
     acknowledged: list[bytes] = []
@@ -305,21 +323,24 @@ async def move_under_load(uri: str, one: ProxyProcess, other: ProxyProcess, stre
     quiet: list[tuple[float, float]] = []
     async with await AsyncClient.connect([f"{one.address},{other.address}"]) as client:
         await client.write(stream, b"first")
-        loads = [asyncio.ensure_future(write(client, number)) for number in range(WRITERS)]
         targets = [other.address, one.address]
         if await client.owner(stream) == other.address:
             targets.reverse()
-        for number in range(moves):
-            settled = time.perf_counter()
+        with within(window):
+            loads = [asyncio.ensure_future(write(client, number)) for number in range(WRITERS)]
+            for number in range(moves):
+                settled = time.perf_counter()
+                await asyncio.sleep(SETTLED_S)
+                begin = time.perf_counter()
+                # The later half of the rest: writes that the move before had held back are over by then.
+                quiet.append(((settled + begin) / 2, begin))
+                await client.move(stream, targets[number % 2])
+                spans.append((begin, time.perf_counter()))
             await asyncio.sleep(SETTLED_S)
-            begin = time.perf_counter()
-            # The later half of the rest: writes that the move before had held back are over by then.
-            quiet.append(((settled + begin) / 2, begin))
-            await client.move(stream, targets[number % 2])
-            spans.append((begin, time.perf_counter()))
-        await asyncio.sleep(SETTLED_S)
-        moving = False
-        await asyncio.gather(*loads)
+            moving = False
+            await asyncio.gather(*loads)
+        if window is not None:
+            window.units = len(writes)
         check(await client.owner(stream) == targets[(moves - 1) % 2], "the log is not where it was moved to")
         await client.release(stream)
     moved.pauses_ms, moved.between_ms = pauses_ms(spans, writes), pauses_ms(quiet, writes)

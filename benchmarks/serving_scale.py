@@ -16,11 +16,14 @@ P21 and P22 are memory, which hardly depends on what else the machine does: they
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from benchmarks.cluster import Cluster, run
+from benchmarks.costs import CLIENT, CallCount, Watch, Window, beside, costs_of, within
 from benchmarks.limits import child_process
 from benchmarks.proxies import read_proxy, resident_mb, write_proxy
 from benchmarks.results import Row, Target, percentile
@@ -47,6 +50,9 @@ SNAPSHOT_ENTRIES: Final = 10_000
 IDLE_CLIENTS: Final = 10_000
 LOGS: Final = 1_000
 IDLE_GOAL_MB: Final = 300.0
+COUNTED_PRODUCERS: Final = 2_000
+COUNTED_CLIENTS: Final = 1_000
+"""In windows in which system calls are counted."""
 _DEPTH: Final = 2_000
 """Requests under way while producers begin, or logs are opened."""
 
@@ -79,37 +85,63 @@ class ScaleBenchmark:
         self._rounds += 1
         if self._rounds == 1:
             self._measure_producers()
-            with write_proxy(self._cluster.uri, self._directory, hands_over=False) as proxy:
-                self._idle.add(idle_memory_mb(proxy.address, proxy.pid, IDLE_CLIENTS, LOGS), IDLE_GOAL_MB)
-        uri, name = self._cluster.uri, f"shared-{self._rounds}"
-        with read_proxy(uri, self._directory) as proxy:
-            shared = read_by_many(uri, name, proxy, self._cluster.entries_read, seconds)
-        self._fetched.add(shared.fetched, shared.entries)
+            self._measure_idle()
+        with read_proxy(self._cluster.uri, self._directory) as proxy:
+            shared = read_by_many(self._cluster, f"shared-{self._rounds}", proxy, seconds)
+        self._fetched.add(shared.fetched, shared.entries, costs=shared.costs)
         self._others.add(percentile(shared.with_slow_ms, 0.99), percentile(shared.without_ms, 0.99))
         self._held.add(shared.memory_mb, shared.memory_alone_mb)
 
     def _measure_producers(self) -> None:
-        with write_proxy(self._cluster.uri, self._directory, hands_over=False) as proxy:
+        uri, cluster = self._cluster.uri, self._cluster
+        with write_proxy(uri, self._directory, hands_over=False) as proxy:
+            processes = {CLIENT: [os.getpid()], "proxy": [proxy.pid]}
+            watch, calls = cluster.watch(processes), cluster.calls(processes)
             run(begin_producers(proxy.address, "one-producer", 1))
             before = resident_mb(proxy.pid)
-            run(begin_producers(proxy.address, "many-producers", PRODUCERS))
-            self._memory.add(resident_mb(proxy.pid) - before, PRODUCERS_GOAL_MB)
+            run(begin_producers(proxy.address, "many-producers", PRODUCERS, watch))
+            memory_mb = resident_mb(proxy.pid) - before
+            run(begin_producers(proxy.address, "counted-producers", COUNTED_PRODUCERS, calls))
+            self._memory.add(memory_mb, PRODUCERS_GOAL_MB, costs=costs_of("producer", watch, calls))
             for log in ("one-producer", "many-producers"):
                 run(release(proxy.address, log))
-        _, alone_ms = run(take_over(self._cluster.uri, "one-producer", 1))
-        entries, taken_ms = run(take_over(self._cluster.uri, "many-producers", PRODUCERS))
-        self._read.add(entries, SNAPSHOT_ENTRIES)
+        taking, watch = cluster.watch(), cluster.watch()
+        _, alone_ms = run(take_over(uri, "one-producer", 1, taking))
+        entries, taken_ms = run(take_over(uri, "many-producers", PRODUCERS, watch))
+        costs = beside(costs_of("take-over", watch), "of one producer", costs_of("take-over", taking))
+        self._read.add(entries, SNAPSHOT_ENTRIES, costs=costs)
         self._taken.add(taken_ms, alone_ms)
 
+    def _measure_idle(self) -> None:
+        watches: list[Watch] = []
+        counts: list[CallCount] = []
+        with write_proxy(self._cluster.uri, self._directory, hands_over=False) as proxy:
 
-async def begin_producers(address: str, stream: str, count: int) -> None:
+            def watch(client: int) -> Watch:
+                watches.append(self._cluster.watch({CLIENT: [client], "proxy": [proxy.pid]}))
+                return watches[0]
+
+            def count(client: int) -> CallCount:
+                counts.append(self._cluster.calls({CLIENT: [client], "proxy": [proxy.pid]}))
+                return counts[0]
+
+            held = idle_memory_mb(proxy.address, proxy.pid, IDLE_CLIENTS, LOGS, watch)
+            idle_memory_mb(proxy.address, proxy.pid, COUNTED_CLIENTS, 0, count)
+        self._idle.add(held, IDLE_GOAL_MB, costs=costs_of("connection", watches[0], counts[0]))
+
+
+async def begin_producers(address: str, stream: str, count: int, window: Window | None = None) -> None:
     """Have so many producers begin an epoch through the proxy, and write one record each."""
     client = await FramesClient.connect(TcpNetwork(), address)
-    await _all(client, [BeginEpoch(stream, _producer(number)) for number in range(count)])
-    await _all(
-        client,
-        [WriteRecords(stream, (b"record",), stamp=ProducerStamp(_producer(number), 1, 0)) for number in range(count)],
-    )
+    begin: list[Request] = [BeginEpoch(stream, _producer(number)) for number in range(count)]
+    write: list[Request] = [
+        WriteRecords(stream, (b"record",), stamp=ProducerStamp(_producer(number), 1, 0)) for number in range(count)
+    ]
+    with within(window):
+        await _all(client, begin)
+        await _all(client, write)
+    if window is not None:
+        window.units = count
     await client.close()
 
 
@@ -120,15 +152,18 @@ async def release(address: str, stream: str) -> None:
     await client.close()
 
 
-async def take_over(uri: str, name: str, count: int) -> tuple[int, float]:
+async def take_over(uri: str, name: str, count: int, window: Window | None = None) -> tuple[int, float]:
     """Return the entries that a new owner reads to know all producers, and milliseconds until it owns the log
     and does.
     """
     async with await AsyncNamespace.open(uri) as namespace, await namespace.open_log(name) as log:
         before = namespace.counters["producer-entries-read"]
-        begin = time.perf_counter()
-        writer = await log.open_writer(producers=True)
-        taken_ms = (time.perf_counter() - begin) * 1e3
+        with within(window):
+            begin = time.perf_counter()
+            writer = await log.open_writer(producers=True)
+            taken_ms = (time.perf_counter() - begin) * 1e3
+        if window is not None:
+            window.units = 1
         read = namespace.counters["producer-entries-read"] - before
         known = sum(writer.producer_state(_producer(number)) is not None for number in range(count))
         check(known == count, f"{known} of {count} producers are known")
@@ -140,11 +175,20 @@ def _producer(number: int) -> str:
     return f"producer-{number:06}"
 
 
-def idle_memory_mb(address: str, pid: int, clients: int, logs: int) -> float:
-    """Return the memory that a proxy's process holds with so many idle connections and logs."""
+def idle_memory_mb(
+    address: str, pid: int, clients: int, logs: int, make: Callable[[int], Window] | None = None
+) -> float:
+    """Return the memory that a proxy's process holds with so many idle connections and logs. `make` makes a window of
+    the clients' process: it is that in which they connect."""
     run(_own_logs(address, logs))
     with child_process(idle_clients, address, clients) as end:
-        check(end.recv() == clients, "not all clients were connected")
+        client: int = end.recv()
+        window = None if make is None else make(client)
+        with within(window):
+            end.send("go")
+            check(end.recv() == clients, "not all clients were connected")
+        if window is not None:
+            window.units = clients
         held = resident_mb(pid)
         end.send(None)
         check(end.recv() == clients, "not all clients stayed connected")

@@ -11,14 +11,16 @@ storage nodes say they have read.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from benchmarks.cluster import run
+from benchmarks.costs import CallCount, Costs, Watch, Window, costs_of
 from benchmarks.limits import child_process
 from benchmarks.proxies import ProxyProcess, resident_mb
 from dlspark.core.codec.dlsn import DLSN
@@ -43,6 +45,7 @@ LEAST_RECORDS: Final = 5
 EACH_AN_ENTRY: Final = {"writerOutputBufferSize": 0, "periodicFlushFrequencyMilliSeconds": 0}
 _STAMP_BYTES: Final = 8
 _RECORD_BYTES: Final = 100
+_W = TypeVar("_W", bound=Window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,64 +58,96 @@ class SharedReading:
     with_slow_ms: list[float]
     memory_alone_mb: float
     memory_mb: float
+    costs: Costs
+    """Of a record delivered to one reader, where none is slow."""
+
+
+class WatchedCluster(Protocol):
+    """What the readers' benchmark needs of a cluster (`benchmarks.cluster.Cluster`)."""
+
+    @property
+    def uri(self) -> str: ...
+
+    def entries_read(self) -> int: ...
+
+    def watch(self, others: Mapping[str, Sequence[int]]) -> Watch: ...
+
+    def calls(self, others: Mapping[str, Sequence[int]]) -> CallCount: ...
 
 
 def read_by_many(
-    uri: str,
+    cluster: WatchedCluster,
     name: str,
     proxy: ProxyProcess,
-    entries_read: Callable[[], int],
     seconds: float,
     readers: int = READERS,
     slow: int = SLOW_READERS,
 ) -> SharedReading:
-    """Write a log and have it read by many, with the slow ones and without, in turns. `entries_read`: how many entries
-    storage nodes have read so far."""
-    return run(_read_by_many(uri, name, proxy, entries_read, seconds, readers, slow))
+    """Write a log and have it read by many, with the slow ones and without, in turns."""
+    return run(_read_by_many(cluster, name, proxy, seconds, readers, slow))
 
 
 async def _read_by_many(
-    uri: str,
-    name: str,
-    proxy: ProxyProcess,
-    entries_read: Callable[[], int],
-    seconds: float,
-    readers: int,
-    slow: int,
+    cluster: WatchedCluster, name: str, proxy: ProxyProcess, seconds: float, readers: int, slow: int
 ) -> SharedReading:
+    uri, fast = cluster.uri, readers - slow
     found: dict[bool, list[float]] = {False: [], True: []}
-    read_before = entries_read()
+    watches: list[Watch] = []
+    read_before = cluster.entries_read()
     async with await AsyncNamespace.open(uri, EACH_AN_ENTRY) as namespace, await namespace.open_log(name) as log:
         writer = await log.open_writer()
-        last = begin = await _written(writer)
-        last, _, alone = await _turn(writer, last, proxy, name, 1, 0, 0)
-        held = 0.0
+        begin = await _written(writer)
+        alone, _ = await _turn(writer, begin, proxy, name, 1, 0, 0, cluster.watch)
+        turn, held = alone, 0.0
         for with_slow in (False, True, True, False):
             slow_ones = slow if with_slow else 0
-            last, latencies, memory = await _turn(writer, last, proxy, name, readers - slow, slow_ones, seconds / 2)
-            found[with_slow] += latencies
-            held = max(held, memory)
-        fetched = entries_read() - read_before
+            turn, watch = await _turn(writer, turn.last, proxy, name, fast, slow_ones, seconds / 2, cluster.watch)
+            found[with_slow] += turn.latencies_ms
+            watches.append(watch)
+            held = max(held, turn.memory_mb)
+        fetched = cluster.entries_read() - read_before
+        entries = turn.last.entry_id - begin.entry_id
+        _, calls = await _turn(writer, turn.last, proxy, name, fast, 0, 0, cluster.calls)
         await writer.close()
-    return SharedReading(last.entry_id - begin.entry_id, fetched, found[False], found[True], alone, held)
+    costs = costs_of("record delivered", watches[0], calls)
+    return SharedReading(entries, fetched, found[False], found[True], alone.memory_mb, held, costs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    last: DLSN
+    """The log's last record behind it."""
+    latencies_ms: list[float]
+    """Of the fast readers."""
+    memory_mb: float
+    """Of the proxy."""
 
 
 async def _turn(
-    writer: AsyncLogWriter, last: DLSN, proxy: ProxyProcess, name: str, fast: int, slow: int, seconds: float
-) -> tuple[DLSN, list[float], float]:
-    """Move readers on from behind `last`: return the new last position, latencies of the fast ones, and the proxy's
-    memory.
-    """
+    writer: AsyncLogWriter,
+    last: DLSN,
+    proxy: ProxyProcess,
+    name: str,
+    fast: int,
+    slow: int,
+    seconds: float,
+    make: Callable[[Mapping[str, Sequence[int]]], _W],
+) -> tuple[_Turn, _W]:
+    """Move readers on from behind `last`; the window that is made of the processes begins when they are connected."""
     start = DLSN(last.lssn, last.entry_id + 1, 0)
     with child_process(reading, proxy.address, name, str(start), fast, slow) as end:
-        check(await asyncio.to_thread(end.recv) == "ready", "the readers did not connect")
-        for _ in range(max(int(seconds / INTERVAL_S), LEAST_RECORDS) + WARM_UP_RECORDS):
-            await asyncio.sleep(INTERVAL_S)
-            last = await _written(writer)
-        held = resident_mb(proxy.pid)
-        end.send(str(last))
-        latencies = await asyncio.to_thread(end.recv)  # meanwhile the writer makes its last record visible
-    return last, list(latencies), held
+        pid: int = await asyncio.to_thread(end.recv)
+        window = make({"writer": [os.getpid()], "readers": [pid], "proxy": [proxy.pid]})
+        with window:
+            for _ in range(max(int(seconds / INTERVAL_S), LEAST_RECORDS) + WARM_UP_RECORDS):
+                await asyncio.sleep(INTERVAL_S)
+                last = await _written(writer)
+            held = resident_mb(proxy.pid)
+            end.send(str(last))
+            # Meanwhile the writer makes its last record visible.
+            latencies, window.units = await asyncio.to_thread(end.recv)
+        end.send("end")
+    return _Turn(last, list(latencies), held), window
 
 
 async def _written(writer: AsyncLogWriter) -> DLSN:
@@ -126,7 +161,8 @@ async def _written(writer: AsyncLogWriter) -> DLSN:
 
 def reading(end: Connection, address: str, name: str, start: str, fast: int, slow: int) -> None:
     """Read, in a child, with readers that ask until all fast ones have the record whose position comes over `end`; then
-    their latencies are sent, milliseconds, those of the first records left out.
+    their latencies are sent, milliseconds, those of the first records left out, with the number of all records that
+    were delivered, to slow ones too. It ends when it is told to.
     """
     run(_reading(end, address, name, DLSN.parse(start), fast, slow))
 
@@ -148,17 +184,20 @@ async def _reading(end: Connection, address: str, name: str, start: DLSN, fast: 
 
     def asked_to_stop() -> None:
         loop.remove_reader(end.fileno())
+        os.set_blocking(end.fileno(), True)  # as before: a loop that watches a descriptor does not want it to block
         stop.set_result(None)
 
     loop.add_reader(end.fileno(), asked_to_stop)
-    end.send("ready")
+    end.send(os.getpid())
     await asyncio.wait([stop, failed], return_when=asyncio.FIRST_COMPLETED)
     last = DLSN.parse(end.recv()) if stop.done() else start
     while any(reader.behind(last) for reader in readers[:fast]) and not failed.done():
         await asyncio.wait([failed], timeout=INTERVAL_S / 4)
     if failed.done():
         failed.result()
-    end.send(array("d", [one for reader in readers[:fast] for one in reader.latencies_ms[WARM_UP_RECORDS:]]))
+    latencies = array("d", [one for reader in readers[:fast] for one in reader.latencies_ms[WARM_UP_RECORDS:]])
+    end.send((latencies, sum(len(reader.latencies_ms) for reader in readers)))
+    check(end.recv() == "end", "the run has ended")
     await asyncio.gather(*(client.close() for client in clients))
 
 

@@ -6,7 +6,8 @@ is measured in sessions, for the dead owner keeps its log for one: the target is
 
 Meanwhile the other proxy is asked every few milliseconds who it is. The longest that an answer takes is how long its
 loop was held, and that of the machine's scheduler with it. What it has at most of memory, above what it had before, is
-what the take-over cost.
+what the take-over cost. Asking is also part of what a take-over costs the client and the successor: all that they did
+until that write was acknowledged.
 
 By itself, with a table of its own: `python -m benchmarks.takeovers`.
 """
@@ -24,15 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.cluster import run
-from benchmarks.results import Row, Target, table
+from benchmarks.cluster import PAGES, run, watch_of
+from benchmarks.costs import CLIENT, Costs, costs_of
+from benchmarks.results import Row, Target, cost_table, table
 from dlspark.core.codec.entries import Compression, encode_record_set
 from dlspark.sandbox.proxies import SESSION_S
 from dlspark.sandbox.sandbox import Sandbox
 from dlspark.serving.bindings.frames_client import FramesClient
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.protocol.operations import Handshake, ProducerStamp, RequestContext, WriteRecords
-from metadata.foundation.errors import check
+from metadata.foundation.errors import present
 from storage_node.transport.tcp import TcpNetwork
 
 PROXIES: Final = 2
@@ -51,6 +53,7 @@ class TakeOver:
     seconds: float
     memory_mb: float
     held_ms: float
+    costs: Costs
 
 
 Fill = Callable[[AsyncClient, str], Awaitable[None]]
@@ -108,7 +111,9 @@ class TakeOverBenchmark:
 
     def __init__(self, directory: Path, stack: ExitStack, kinds: dict[str, Fill] | None = None) -> None:
         self._kinds = KINDS if kinds is None else kinds
-        self._sandbox = stack.enter_context(Sandbox(directory / "take-overs", nodes=3, proxies=PROXIES))
+        self._sandbox = stack.enter_context(
+            Sandbox(directory / "take-overs", nodes=3, node_settings=PAGES, proxies=PROXIES)
+        )
         self._rounds = 0
         session, goal = f"s: session of {SESSION_S} s", Target((SESSION_S + MARGIN_S) / SESSION_S, at_most=True)
         self._rows = {
@@ -128,13 +133,10 @@ class TakeOverBenchmark:
             return
         for number, (kind, fill) in enumerate(self._kinds.items()):
             cost = self.measure(f"taken-over-{number}", fill)
-            for row, figure, limit in zip(
-                self._rows[kind],
-                (cost.seconds, cost.memory_mb, cost.held_ms),
-                (SESSION_S, MEMORY_GOAL_MB, HELD_GOAL_MS),
-                strict=True,
-            ):
-                row.add(figure, limit)
+            answer, memory, held = self._rows[kind]
+            answer.add(cost.seconds, SESSION_S, costs=cost.costs)
+            memory.add(cost.memory_mb, MEMORY_GOAL_MB)
+            held.add(cost.held_ms, HELD_GOAL_MS)
 
     def measure(self, log: str, fill: Fill) -> TakeOver:
         """Fill a log, kill its owner, and start that again afterwards."""
@@ -152,21 +154,24 @@ class TakeOverBenchmark:
             address = (await client.owner(log)).split(";")[-1]
             owner = proxies.write_addresses.index(address)
             other = 1 - owner
-            pid = proxies.pid(other)
-            check(pid is not None, "the successor does not run")
+            pid = present(proxies.pid(other), "the successor does not run")
             asked = await FramesClient.connect(TcpNetwork(), proxies.write_addresses[other])
             held: list[float] = []
-            asking = asyncio.ensure_future(_ask_again_and_again(asked, held))
-            before = _start_counting(pid or 0)
-            owners.append(owner)
-            proxies.kill(owner)
-            begin = time.perf_counter()
-            await client.write(log, b"behind the kill")
-            seconds = time.perf_counter() - begin
-            asking.cancel()
-            memory_mb = _memory_mb(pid or 0, "VmHWM") - before
+            watch = watch_of(self._sandbox, {CLIENT: [os.getpid()], "successor": [pid]})
+            # Looking holds this process: nothing is asked meanwhile.
+            with watch:
+                asking = asyncio.ensure_future(_ask_again_and_again(asked, held))
+                before = _start_counting(pid)
+                owners.append(owner)
+                proxies.kill(owner)
+                begin = time.perf_counter()
+                await client.write(log, b"behind the kill")
+                seconds = time.perf_counter() - begin
+                asking.cancel()
+            watch.units = 1
+            memory_mb = _memory_mb(pid, "VmHWM") - before
             await asked.close()
-            return TakeOver(seconds, max(memory_mb, 0.0), max(held) * 1e3)
+            return TakeOver(seconds, max(memory_mb, 0.0), max(held) * 1e3, costs_of("take-over", watch))
 
 
 async def _ask_again_and_again(client: FramesClient, held: list[float]) -> None:
@@ -194,7 +199,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dlspark-bench-") as name, ExitStack() as stack:
         benchmark = TakeOverBenchmark(Path(name), stack, wanted)
         benchmark.round(0.0)
-        print(table(benchmark.rows))
+        print(f"{table(benchmark.rows)}\n\n{cost_table(benchmark.rows)}")
 
 
 if __name__ == "__main__":

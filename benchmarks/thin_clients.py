@@ -267,7 +267,8 @@ async def _grpc_load(
 
 
 def idle_clients(end: Connection, address: str, clients: int) -> None:
-    """Open, in a child, connections that ask one handshake and nothing more, raw frames and no client around them."""
+    """Open, in a child, connections that ask one handshake and nothing more, raw frames and no client around them. It
+    begins when it is told to, and says how many are connected then, and before it ends."""
     raise_limit()
     run(_idle_clients(end, address, clients))
 
@@ -282,6 +283,7 @@ async def _idle_clients(end: Connection, address: str, clients: int) -> None:
         check(isinstance(answer, ProxyInfo), f"a handshake was answered with {answer}")
         return client
 
+    _wait_for_go(end)
     while len(connected) < clients:
         # So many at a time: dials beyond the listener's backlog would be repeated only after a second.
         count = min(_DIALS, clients - len(connected))

@@ -126,6 +126,11 @@ class SandboxRegions:
         """Return the process of a region's ZooKeeper server; None where it does not run."""
         return self._zookeepers[name].pid
 
+    @property
+    def gateways_pid(self) -> int | None:
+        """The process of all gateways; None where it does not run."""
+        return None if self._gateways is None else self._gateways.pid
+
     # ------------------------------------------------------------------------------------ processes
 
     def start(self) -> None:

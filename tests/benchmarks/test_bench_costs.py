@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,22 @@ def test_a_watch_divides_by_the_units_that_the_load_did() -> None:
     watch.units = 0
     with pytest.raises(InvariantViolation, match="did nothing"):
         _ = watch.figures
+
+
+def test_what_several_blocks_took_is_added_up_and_a_watch_can_be_sent_before_and_between() -> None:
+    watch = Watch({CLIENT: [os.getpid()]}, counters=partial(counted_once_more, [0.0]))
+    for _ in range(2):
+        watch = pickle.loads(pickle.dumps(watch))
+        with watch:
+            pass
+    watch.units = 2
+    assert watch.figures["nodes"] == {"adds": 1.0}, "two blocks, in each one add"
+    assert watch.figures[CLIENT][PROCESSOR] > 0
+
+
+def counted_once_more(counted: list[float]) -> Figures:
+    counted[0] += 1
+    return {"nodes": {"adds": counted[0]}}
 
 
 def test_a_load_that_fails_is_not_hidden_by_processes_that_are_gone() -> None:

@@ -6,8 +6,9 @@ With --rounds many readers and take-overs, too.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import cast
@@ -15,7 +16,8 @@ from typing import cast
 import pytest
 from helpers.worlds.warm_sandbox import WarmSandbox
 
-from benchmarks.cluster import run
+from benchmarks.cluster import NODES, ZOOKEEPER, run
+from benchmarks.costs import CLIENT, PROCESSOR, CallCount, Watch
 from benchmarks.proxies import ProxyProcess, read_proxy, resident_mb, write_proxy
 from benchmarks.serving import move_under_load, pauses_ms
 from benchmarks.serving_scale import begin_producers, idle_memory_mb, release, take_over
@@ -124,37 +126,71 @@ def test_loads_of_both_kinds_are_acknowledged(proxies: list[ProxyProcess]) -> No
 def test_moves_go_to_and_fro_and_every_record_is_looked_at(
     warm_sandbox: WarmSandbox, proxies: list[ProxyProcess]
 ) -> None:
-    moved = run(move_under_load(warm_sandbox.uri, proxies[0], proxies[1], "moved", moves=2))
+    watch = Watch({"proxies": [proxy.pid for proxy in proxies]})
+    moved = run(move_under_load(warm_sandbox.uri, proxies[0], proxies[1], "moved", moves=2, window=watch))
     assert len(moved.pauses_ms) == len(moved.between_ms) == 2
     assert min(moved.pauses_ms) > 0
     assert moved.writes > 0
     assert (moved.errors, moved.lost, moved.twice) == (0, 0, 0)
+    assert watch.units == moved.writes
+    assert watch.figures["proxies"][PROCESSOR] > 0
 
 
 @processes
 def test_a_new_owner_knows_every_producer(warm_sandbox: WarmSandbox, proxies: list[ProxyProcess]) -> None:
-    run(begin_producers(proxies[0].address, "producers", 50))
+    beginning, taking = Watch({"proxy": [proxies[0].pid]}), Watch({CLIENT: [os.getpid()]})
+    run(begin_producers(proxies[0].address, "producers", 50, beginning))
     run(release(proxies[0].address, "producers"))
-    entries, took_ms = run(take_over(warm_sandbox.uri, "producers", 50))
+    entries, took_ms = run(take_over(warm_sandbox.uri, "producers", 50, taking))
     assert entries > 0
     assert took_ms > 0
+    assert (beginning.units, taking.units) == (50, 1)
+    assert beginning.figures["proxy"][PROCESSOR] > 0
+    assert 0 < taking.figures[CLIENT][PROCESSOR] <= 2e3 * took_ms, "of the taking over alone"
 
 
 @processes
 def test_idle_clients_stay_connected_while_memory_is_read(proxies: list[ProxyProcess]) -> None:
-    pid = proxies[0].pid
-    assert idle_memory_mb(proxies[0].address, pid, clients=30, logs=3) == pytest.approx(resident_mb(pid), rel=0.2)
+    pid, address = proxies[0].pid, proxies[0].address
+    watches: list[Watch] = []
+
+    def watch(clients: int) -> Watch:
+        watches.append(Watch({CLIENT: [clients], "proxy": [pid]}))
+        return watches[0]
+
+    assert idle_memory_mb(address, pid, clients=30, logs=3, make=watch) == pytest.approx(resident_mb(pid), rel=0.2)
+    assert watches[0].units == 30
+    assert all(figures[PROCESSOR] > 0 for figures in watches[0].figures.values())
+
+
+class WarmCluster:
+    """The cluster of other tests, whose nodes have read seven entries more when they are asked again."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._read = iter([10, 17])
+
+    def entries_read(self) -> int:
+        return next(self._read)
+
+    def watch(self, others: Mapping[str, Sequence[int]]) -> Watch:
+        return Watch(others)
+
+    def calls(self, others: Mapping[str, Sequence[int]]) -> CallCount:
+        return CallCount(others)
 
 
 @processes
 @pytest.mark.long
 def test_many_readers_have_every_record(warm_sandbox: WarmSandbox, tmp_path: Path) -> None:
-    read = iter([10, 17])
     with read_proxy(warm_sandbox.uri, tmp_path) as proxy:
-        shared = read_by_many(warm_sandbox.uri, "shared", proxy, lambda: next(read), 0.0, readers=60, slow=1)
+        shared = read_by_many(WarmCluster(warm_sandbox.uri), "shared", proxy, 0.0, readers=60, slow=1)
     assert len(shared.without_ms) == len(shared.with_slow_ms) == 2 * LEAST_RECORDS * 59
     assert shared.entries == 5 * (LEAST_RECORDS + WARM_UP_RECORDS)
     assert shared.fetched == 7
+    assert shared.costs.per == "record delivered"
+    assert set(shared.costs.figures) == {"writer", "readers", "proxy"}
+    assert all(figures[PROCESSOR] > 0 for figures in shared.costs.figures.values())
 
 
 @processes
@@ -168,3 +204,9 @@ def test_what_a_take_over_costs_is_measured_for_each_kind(tmp_path: Path) -> Non
     assert len(benchmark.rows) == 3 * len(kinds)
     assert all(len(row.measured) == 1 and row.measured[0] >= 0 for row in benchmark.rows), "the first round only"
     assert all(row.measured[0] > 1 for row in benchmark.rows if row.unit == "s")
+    found = [costs.figures for row in benchmark.rows for costs in row.costs]
+    assert len(found) == len(kinds)
+    for figures in found:
+        assert set(figures) == {CLIENT, "successor", NODES, ZOOKEEPER}
+        assert figures["successor"][PROCESSOR] > 0
+        assert figures[NODES]["adds"] > 0, "the write that ended it, at least"
