@@ -96,12 +96,12 @@ def watch_of(sandbox: Sandbox, others: Mapping[str, Sequence[int]], *, jvm: int 
     """Return what looks at these processes and the sandbox's servers, whose nodes serve `PAGES`, and at a JVM with its
     Python workers. With regions, the nodes of each are apart."""
     counters = partial(counted_by_nodes, _node_directories(sandbox))
-    return Watch({**others, **_server_pids(sandbox)}, jvm=jvm, counters=counters)
+    return Watch({**others, **server_pids(sandbox)}, jvm=jvm, counters=counters)
 
 
 def calls_of(sandbox: Sandbox, others: Mapping[str, Sequence[int]]) -> CallCount:
     """Return what counts system calls of the same processes."""
-    return CallCount({**others, **_server_pids(sandbox)})
+    return CallCount({**others, **server_pids(sandbox)})
 
 
 def counted_by_nodes(directories: Mapping[str, Sequence[Path]]) -> Figures:
@@ -124,7 +124,7 @@ def _node_directories(sandbox: Sandbox) -> dict[str, list[Path]]:
     return {name: [sandbox.node_directory(index) for index in each] for name, each in _node_groups(sandbox).items()}
 
 
-def _server_pids(sandbox: Sandbox) -> dict[str, list[int]]:
+def server_pids(sandbox: Sandbox) -> dict[str, list[int]]:
     """Return the processes of nodes and ZooKeeper, and of the gateways between regions. Raises InvariantViolation if
     one of them does not run."""
     found: dict[str, list[int | None]] = {

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from benchmarks.cluster import NODES, REPLICAS, Cluster, run
+from benchmarks.cluster import NODES, REPLICAS, Cluster, run, server_pids
 from benchmarks.machine import header
 from benchmarks.payloads import ENTRY_BYTES
 from benchmarks.processes import exact_cpu_s
@@ -166,12 +166,12 @@ class Sustained:
             (after.nodes_cpu_s - before.nodes_cpu_s) * 1e3 / (written / MB),
             (after.client_cpu_s - before.client_cpu_s) * 1e3 / (written / MB),
             (after.disk_bytes - before.disk_bytes) / written,
-            sum(map(resident_bytes, self._cluster.server_pids[NODES])) / MB,
+            sum(map(resident_bytes, server_pids(self._cluster.sandbox)[NODES])) / MB,
             files / MB,
         )
 
     def _figures(self) -> Figures:
-        nodes = sum(map(exact_cpu_s, self._cluster.server_pids[NODES]))
+        nodes = sum(map(exact_cpu_s, server_pids(self._cluster.sandbox)[NODES]))
         return Figures(nodes, exact_cpu_s(os.getpid()), self._cluster.disk_bytes_written())
 
     def _files_bytes(self) -> int:
