@@ -91,6 +91,17 @@ def check_digests() -> None:
         raise AssertionError(packed)
 
 
+def check_requests() -> None:
+    """Make an add: its entry is the one that the digests' function makes, and its answer is announced."""
+    for one in kinds(b"123456789"):
+        found = core.encode_adds(8, (7, 1), (b"k" * 20, b"", b""), [(2, -1, 9, 9, (one,))])
+        header = core.package_entry(8, (7, 2, -1, 9), (one,))
+        if found is None or header is None or found[2:] != (header, len(found[1])):
+            raise AssertionError(found)
+        if not found[0].endswith(header + b"123456789") or len(found[0]) != 4 + int.from_bytes(found[0][:4], "big"):
+            raise AssertionError(found)
+
+
 def crc32c(data: bytes) -> int:
     """Return CRC-32C, bit by bit."""
     value = 0xFFFF_FFFF
@@ -105,10 +116,12 @@ def main() -> int:
     """Check here and in a child."""
     check_records()
     check_digests()
+    check_requests()
     child = os.fork()
     if not child:
         check_records()
         check_digests()
+        check_requests()
         os._exit(0)
     if os.waitpid(child, 0)[1]:
         return 1
