@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Readable: TypeAlias = ReadableBuffer | npt.NDArray[np.generic]
     Writable: TypeAlias = WriteableBuffer | npt.NDArray[np.generic]
 
-INTERFACE: Final = 1
+INTERFACE: Final = 2
 """What this dlspark was written for; the core has the same number in speed/src/lib.rs. One of another is not used."""
 NO_SPEED: Final = "DLSPARK_NO_SPEED"
 """Environment variable; with 1 the core is not used though it is installed."""
@@ -65,7 +65,7 @@ class CompiledCore(Protocol):
         ...
 
     def append_adds(
-        self, frames: Sequence[ReadableBuffer], slab: WriteableBuffer, start: int, end: int, place: int, /
+        self, frames: list[memoryview], region: WriteableBuffer, place: int, /
     ) -> tuple[int, int, int, int, bytes, list[bytes], bytes, bytes] | None:
         """Write the entries of adds as records."""
         ...

@@ -29,7 +29,7 @@ mod dlspark_speed {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         // Raised with every change of a function that is there: dlspark takes only the number it was written for
         // (metadata/foundation/compiled.py).
-        module.add("INTERFACE", 1)?;
+        module.add("INTERFACE", 2)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }
