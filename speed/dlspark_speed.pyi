@@ -66,10 +66,10 @@ def verify_entry(
     where that is not so: the twin says what is wrong."""
 
 def append_adds(
-    frames: Sequence[ReadableBuffer], slab: WriteableBuffer, start: int, end: int, place: int
+    frames: list[memoryview], region: WriteableBuffer, place: int
 ) -> tuple[int, int, int, int, bytes, list[bytes], bytes, bytes] | None:
-    """Write the entries of the adds in `frames` as records into `slab`, from `start` on and not beyond `end`, as far as
-    they are a run; `place` is the first one's offset in its log / 32. Return where they end, ledger id, first entry id,
+    """Write the entries of the adds in `frames` as records into `region`, as far as they are a run and it has room;
+    `place` is the offset of its beginning in the log / 32. Return the bytes that they take, ledger id, first entry id,
     highest LAC, key, the answers, and as arrays of uint32 the places and sizes of the records; None where not even the
     first one is part of a run."""
 

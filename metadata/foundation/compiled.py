@@ -80,7 +80,7 @@ class CompiledCore(Protocol):
         ...
 
     def append_adds(
-        self, frames: Sequence[ReadableBuffer], slab: WriteableBuffer, start: int, end: int, place: int, /
+        self, frames: list[memoryview], region: WriteableBuffer, place: int, /
     ) -> tuple[int, int, int, int, bytes, list[bytes], bytes, bytes] | None:
         """Write the entries of adds as records."""
         ...

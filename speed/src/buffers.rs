@@ -115,7 +115,13 @@ pub struct Results<'py, const N: usize>([Held<'py>; N]);
 impl<'py, const N: usize> Results<'py, N> {
     /// Take the bytes of `objects`, which must let themselves be written. `inputs` are all views that the call reads:
     /// ValueError where memory is shared with one of them, or by two results.
-    pub fn take(objects: [&Bound<'py, PyAny>; N], inputs: &[Input<'py>]) -> PyResult<Self> {
+    pub fn take<'a>(
+        objects: [&Bound<'py, PyAny>; N],
+        inputs: impl IntoIterator<Item = &'a Input<'py>> + Clone,
+    ) -> PyResult<Self>
+    where
+        'py: 'a,
+    {
         let mut taken = Vec::with_capacity(N);
         for object in objects {
             let held = Held::take(object, WRITABLE)?;
@@ -125,7 +131,7 @@ impl<'py, const N: usize> Results<'py, N> {
                 }
                 _ => false,
             };
-            if taken.iter().any(shared) || inputs.iter().any(|one| shared(&one.0)) {
+            if taken.iter().any(shared) || inputs.clone().into_iter().any(|one| shared(&one.0)) {
                 return Err(PyValueError::new_err("an array for results shares memory with another array"));
             }
             taken.push(held);

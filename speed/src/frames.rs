@@ -132,58 +132,81 @@ fn record(room: &mut [u8], ledger_id: i64, entry_id: i64, body: &[u8]) -> Option
     Some(size)
 }
 
-/// What was stored: (where the records end, ledger id, first entry id, highest LAC, key, answers, places, sizes);
+/// What was stored: (bytes of the records, ledger id, first entry id, highest LAC, key, answers, places, sizes);
 /// places and sizes are arrays of uint32.
 type Run<'py> = (usize, i64, i64, i64, Bound<'py, PyBytes>, Bound<'py, PyList>, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
 
-/// Write the entries of the adds in `frames` as records into `slab`, from `start` on and not beyond `end`, as far as
-/// they are a run; `place` is where the first one will lie in its log. None where not even the first one is.
+/// Write the entries of the adds in `frames` as records into `region`, as far as they are a run and it has room;
+/// `place` is where its beginning will lie in its log. None where not even the first one is.
 #[pyfunction]
 pub fn append_adds<'py>(
-    py: Python<'py>,
-    frames: Vec<Input<'py>>,
-    slab: &Bound<'py, PyAny>,
-    start: usize,
-    end: usize,
+    frames: &Bound<'py, PyList>,
+    region: &Bound<'py, PyAny>,
     place: u32,
 ) -> PyResult<Option<Run<'py>>> {
-    let mut results = Results::take([slab], &frames)?;
-    let [slab] = results.slices();
-    let Some(room) = slab.get_mut(start..end) else { return Ok(None) };
-    let Some(first) = frames.first().and_then(|frame| add(frame.bytes())) else { return Ok(None) };
-    let Some((ledger_id, first_id, _)) = ids(first.body) else { return Ok(None) };
-    if ledger_id < 0 || first_id < 0 {
-        return Ok(None);
-    }
-    let (mut at, mut next, mut highest) = (0_usize, first_id, -1_i64);
+    let (py, room) = (frames.py(), region.len()?);
+    let mut run: Vec<(Input<'py>, usize)> = Vec::with_capacity(frames.len());
+    let (mut first, mut at, mut highest) = (None, 0_usize, -1_i64);
     let (mut places, mut sizes) = (Vec::new(), Vec::new());
-    let answers = PyList::empty(py);
-    let mut frame_of_answer = Vec::with_capacity(64);
-    for frame in &frames {
+    let (mut answers, mut ends) = (Vec::new(), Vec::new());
+    // A frame is looked at only where all before it are of the run: what follows that is for the next call.
+    for object in frames.iter() {
+        let frame = Input::take(&object)?;
         let Some(found) = add(frame.bytes()) else { break };
-        let Some((its_ledger, its_entry, lac)) = ids(found.body) else { break };
-        let fits = its_ledger == ledger_id && its_entry == next && found.key == first.key;
-        if !fits || found.body.len() > SMALL_BYTES {
+        let Some((ledger_id, entry_id, lac)) = ids(found.body) else { break };
+        let Ok(key) = <[u8; KEY_BYTES]>::try_from(found.key) else { break };
+        let (its_ledger, first_id, its_key) = *first.get_or_insert((ledger_id, entry_id, key));
+        let next = i64::try_from(run.len()).ok().and_then(|count| first_id.checked_add(count));
+        let fits = ledger_id == its_ledger && next == Some(entry_id) && key == its_key;
+        if !fits || ledger_id < 0 || entry_id < 0 || found.body.len() > SMALL_BYTES {
             break;
         }
         let Some(its_place) = u32::try_from(at / ALIGN).ok().and_then(|blocks| place.checked_add(blocks)) else { break };
-        let Some(left) = room.get_mut(at..) else { break };
-        let Some(size) = record(left, ledger_id, next, found.body) else { break };
+        let length = HEADER_BYTES + found.body.len();
+        if at + length.next_multiple_of(ALIGN) > room {
+            break;
+        }
         places.extend_from_slice(&its_place.to_ne_bytes());
-        sizes.extend_from_slice(&((HEADER_BYTES + found.body.len()) as u32).to_ne_bytes());
-        frame_of_answer.clear();
-        answer(&found, &mut frame_of_answer);
-        answers.append(PyBytes::new(py, &frame_of_answer))?;
+        sizes.extend_from_slice(&(length as u32).to_ne_bytes());
+        answer(&found, &mut answers);
+        ends.push(answers.len());
         highest = highest.max(lac);
-        at += size;
-        let Some(following) = next.checked_add(1) else { break };
-        next = following;
+        at += length.next_multiple_of(ALIGN);
+        let body_at = frame.bytes().len() - found.body.len();
+        run.push((frame, body_at));
     }
-    if sizes.is_empty() {
+    let Some((ledger_id, first_id, key)) = first else { return Ok(None) };
+    if run.is_empty() || write(&run, region, ledger_id, first_id)? != Some(at) {
         return Ok(None);
     }
-    let key = PyBytes::new(py, first.key);
+    // Only now: a list of Python's may start its garbage collector, and with it any code.
+    let (mut begin, made) = (0, PyList::empty(py));
+    for end in ends {
+        made.append(PyBytes::new(py, answers.get(begin..end).unwrap_or_default()))?;
+        begin = end;
+    }
+    let key = PyBytes::new(py, &key);
     let (places, sizes) = (PyBytes::new(py, &places), PyBytes::new(py, &sizes));
-    Ok(Some((start + at, ledger_id, first_id, highest, key, answers, places, sizes)))
+    Ok(Some((at, ledger_id, first_id, highest, key, made, places, sizes)))
 }
 
+/// Write the entries of these frames, each of which begins somewhere in its frame, as records; the bytes they take, or
+/// None where there is no room.
+fn write(
+    run: &[(Input<'_>, usize)],
+    region: &Bound<'_, PyAny>,
+    ledger_id: i64,
+    first_id: i64,
+) -> PyResult<Option<usize>> {
+    let mut results = Results::take([region], run.iter().map(|(frame, _)| frame))?;
+    let [region] = results.slices();
+    let (mut at, mut entry_id) = (0_usize, first_id);
+    for (frame, body_at) in run {
+        let body = frame.bytes().get(*body_at..).unwrap_or_default();
+        let size = region.get_mut(at..).and_then(|left| record(left, ledger_id, entry_id, body));
+        let Some(size) = size else { return Ok(None) };
+        at += size;
+        entry_id = entry_id.wrapping_add(1);
+    }
+    Ok(Some(at))
+}

@@ -18,7 +18,18 @@ _ADD = re.compile(
     rb"\x0a(.)\x08\x03\x10\x02\x18%b\xaa\x06%b\x08%b\x10%b\x1a\x14(.{20})\x22%b" % ((_VARINT,) * 5), re.DOTALL
 )
 """An add up to its body: header length, txn id, message length, ledger id, entry id, key, body length."""
-_ANSWER_STARTS = [b"\x0a" + bytes([5 + length]) + b"\x08\x03\x10\x02\x18" for length in range(10)]
+
+
+def _around_txn(txn_bytes: int, id_bytes: int) -> tuple[bytes, bytes]:
+    """Return what an EOK answer to an add has before its txn id, and between that and its ledger id; `id_bytes` are
+    those of ledger and entry id together."""
+    message = 4 + id_bytes
+    start = bytes([0, 0, 0, 12 + txn_bytes + message, 0x0A, 5 + txn_bytes]) + b"\x08\x03\x10\x02\x18"
+    return start, b"\x10\x00\xaa\x06" + bytes([message]) + b"\x08\x00\x10"
+
+
+# Three ids of 9 bytes at most: each length is a varint of one byte.
+_ANSWERS = [[_around_txn(txn_bytes, id_bytes) for id_bytes in range(19)] for txn_bytes in range(10)]
 ADD_START = b"\x08\x03\x10\x02\x18"
 READ_START = b"\x08\x03\x10\x01\x18"
 
@@ -67,8 +78,10 @@ def _plain_add(frame: memoryview) -> tuple[bytes, bytes, bytes, bytes, memoryvie
         return None
     head, txn, length, ledger, entry, key, size = found.groups()
     at = found.end()
-    total = len(frame)
-    if head[0] != 5 + len(txn) or length != varint(total - found.end(3)) or size != varint(total - at):
+    rest = len(frame) - at
+    # Behind the message's length stand four tags, the key and its length, three varints and the body.
+    message = 25 + len(ledger) + len(entry) + len(size) + rest
+    if head[0] != 5 + len(txn) or length != varint(message) or size != varint(rest):
         return None
     return txn, ledger, entry, key, frame[at:]
 
@@ -92,9 +105,8 @@ def decode_add_and_answer(frame: memoryview) -> tuple[bytes, bytes, memoryview] 
     if found is None:
         return None
     txn, ledger, entry, key, body = found
-    message = b"\x08\x00\x10" + ledger + b"\x18" + entry
-    start = _ANSWER_STARTS[len(txn)] + txn + b"\x10\x00\xaa\x06" + varint(len(message))
-    return b"\0\0\0" + varint(len(start) + len(message)) + start + message, key, body
+    start, middle = _ANSWERS[len(txn)][len(ledger) + len(entry)]
+    return b"".join((start, txn, middle, ledger, b"\x18", entry)), key, body
 
 
 def read(frame: memoryview, head: bytes) -> ReadRequest | None:

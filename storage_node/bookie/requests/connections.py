@@ -25,6 +25,7 @@ from storage_node.bookie.requests.limits import (
     REQUEST_BYTES,
 )
 from storage_node.bookie.requests.requester import NodeServices, Requester, Wait
+from storage_node.bookie.store.runs import SMALL_BYTES
 from storage_node.edge import Link
 from storage_node.errors import ProtocolError, TooManyFieldsError
 from storage_node.protocol.encoding import encode_write_lac_response
@@ -152,7 +153,7 @@ class ServedConnection:
         while at < len(frames):
             most = len(frames) if gate is None else at + gate.room
             may = at < most and not (flow.stopped or self.node.read_only)
-            run = self.storage.add_run(frames[at:most], self.dialect.quick_add, self) if may else None
+            run = self._store_next(frames, at, most) if may else None
             if run is None:
                 self._take(frames[at])
                 at += 1
@@ -164,6 +165,19 @@ class ServedConnection:
             flow.in_flight += size + REQUEST_BYTES * count
             if flow.in_flight > IN_FLIGHT_BYTES:
                 flow.stop()
+
+    def _store_next(self, frames: list[memoryview], at: int, most: int) -> tuple[int, int] | None:
+        """Store the ordinary adds from `at` on as far as they are a run, or a large one: (how many, bytes of their
+        entries). None: the first one is for `_begin`.
+        """
+        if len(frames[at]) <= SMALL_BYTES:
+            return self.storage.add_run(frames[at:most], self.dialect.quick_add, self)
+        found = self.dialect.quick_add(frames[at])
+        if found is None:
+            return None
+        answer, key, body = found
+        # A refusal, and what has to wait for memory, changes nothing: `_begin` then comes to the same, and answers.
+        return (1, len(body)) if self.storage.add(body, key, False, self, answer) is Status.EOK else None
 
     def _decode(self, frame: memoryview) -> Heard:
         """Return what is asked. What version 3 cannot read turns the connection to version 2, for good."""

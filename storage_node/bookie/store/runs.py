@@ -12,10 +12,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import TypeAlias
 
 from metadata.foundation import compiled
-from storage_node.bookie.disk.records import ALIGN, ENTRY, HEADER_BYTES, SUM, SUMMED, Slab, aligned
+from storage_node.bookie.disk.records import ALIGN, ENTRY, HEADER_BYTES, SUMMED, SUMMED_BYTES, Slab
 from storage_node.protocol.digests import ENTRY_IDS, crc32
 from storage_node.protocol.layouts import decode_add_and_answer
 
@@ -23,6 +24,9 @@ RUN_BYTES = 256 * 1024
 """Entries that are stored together take no more."""
 SMALL_BYTES = 16 * 1024
 """A larger body is stored by itself: copying it takes longer than all else, and the journal need not sum it again."""
+
+_HEAD = Struct(f">{SUMMED_BYTES}sI")
+"""A record's header: what its sum covers, and the sum."""
 
 QuickAdd: TypeAlias = Callable[[memoryview], "tuple[bytes, bytes, memoryview] | None"]
 """Returns the answer that acknowledges an ordinary add, its key, its body; None for anything else."""
@@ -53,7 +57,7 @@ class StoredRun:
         return sum(self.sizes) - HEADER_BYTES * len(self.sizes)
 
 
-def append_adds(frames: Sequence[memoryview], slab: Slab, quick_add: QuickAdd) -> StoredRun | None:
+def append_adds(frames: list[memoryview], slab: Slab, quick_add: QuickAdd) -> StoredRun | None:
     """Write the entries of these adds behind the last record of the slab, as far as they are a run. None: not one is.
 
     The slab itself is not changed: what was written counts once its `end` is that of the run.
@@ -62,25 +66,25 @@ def append_adds(frames: Sequence[memoryview], slab: Slab, quick_add: QuickAdd) -
     place = (slab.base + start) // ALIGN
     if compiled.core is None or quick_add is not decode_add_and_answer:
         return _append(frames, slab, end, place, quick_add)
-    found = compiled.core.append_adds(frames, slab.view, start, end, place)
+    found = compiled.core.append_adds(frames, slab.view[start:end], place)
     if found is None:
         return None
-    after, ledger_id, first, lac, key, answers, places, sizes = found
-    return StoredRun(slab, after, ledger_id, first, lac, key, answers, array("I", places), array("I", sizes))
+    size, ledger_id, first, lac, key, answers, places, sizes = found
+    return StoredRun(slab, start + size, ledger_id, first, lac, key, answers, array("I", places), array("I", sizes))
 
 
 def _append(frames: Sequence[memoryview], slab: Slab, room: int, place: int, quick_add: QuickAdd) -> StoredRun | None:
     view, end = slab.view, slab.end
     ledger_id = entry_id = first = lac = -1
     key, answers, places, sizes = b"", list[bytes](), array("I"), array("I")
-    pack, pack_sum, ids_of = SUMMED.pack, SUM.pack, ENTRY_IDS.unpack_from
+    pack, pack_head, ids_of = SUMMED.pack, _HEAD.pack_into, ENTRY_IDS.unpack_from
     for frame in frames:
         add = quick_add(frame)
         if add is None:
             break
         answer, its_key, body = add
         length = len(body)
-        size = aligned(HEADER_BYTES + length)
+        size = HEADER_BYTES + length + ALIGN - 1 & -ALIGN
         if end + size > room or not ENTRY_IDS.size <= length <= SMALL_BYTES:
             break
         its_ledger, its_entry, its_lac = ids_of(body)
@@ -90,13 +94,14 @@ def _append(frames: Sequence[memoryview], slab: Slab, room: int, place: int, qui
         if its_entry != entry_id or its_ledger != ledger_id or its_key != key or its_ledger < 0:
             break
         head = pack(ENTRY, length, ledger_id, entry_id, crc32(body, 0))
+        pack_head(view, end, head, crc32(head, 0))
         body_at = end + HEADER_BYTES
-        view[end:body_at] = head + pack_sum(crc32(head, 0))
         view[body_at : body_at + length] = body
         answers.append(answer)
         places.append(place)
         sizes.append(HEADER_BYTES + length)
-        lac = max(lac, its_lac)
+        if its_lac > lac:
+            lac = its_lac
         end += size
         place += size // ALIGN
         entry_id += 1

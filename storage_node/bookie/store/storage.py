@@ -393,7 +393,7 @@ class Storage:
             ledger.raise_lac(lac)
         return Status.EOK
 
-    def add_run(self, frames: Sequence[memoryview], quick_add: QuickAdd, sink: AnswerSink) -> tuple[int, int] | None:
+    def add_run(self, frames: list[memoryview], quick_add: QuickAdd, sink: AnswerSink) -> tuple[int, int] | None:
         """Store the adds in these frames together, as far as they are a run (`runs`), with all that `add` promises:
         (how many, bytes of their entries). None: the first one is for `add`."""
         slab = self._logs.tail

@@ -115,6 +115,19 @@ def test_a_run_ends_before_what_is_not_ordinary(odd: bytes) -> None:
     assert (run.first, len(run.answers)) == (10, 1)
 
 
+def test_what_follows_a_run_is_not_looked_at() -> None:
+    """Where adds of several ledgers take turns, each call would otherwise go through all that are left."""
+    gone = memoryview(b"never read")
+    gone.release()
+    run = append_adds(
+        [memoryview(frame(1, entry(5, 10))), memoryview(frame(2, entry(6, 10))), gone],
+        slab_at(0),
+        decode_add_and_answer,
+    )
+    assert run is not None
+    assert (run.ledger_id, len(run.answers)) == (5, 1)
+
+
 def test_a_run_ends_where_the_slab_does() -> None:
     frames = [memoryview(frame(n, entry(5, n, bytes(1000)))) for n in range(10)]
     one = SLAB_BYTES - 3 * 1088 - 64
