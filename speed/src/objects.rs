@@ -73,3 +73,15 @@ impl<'py> Field<'py> {
         }
     }
 }
+
+/// Hide an object from the collector, which looks for cycles alone: for one that has only what can be part of none.
+///
+/// CPython does so itself with tuples of numbers. It is freed as ever with its last reference; in a cycle it would leak.
+pub fn keep_from_collector(object: &Bound<'_, PyAny>) {
+    // SAFETY: the object is alive and the interpreter held; only what the collector does see is taken from it.
+    unsafe {
+        if ffi::PyObject_GC_IsTracked(object.as_ptr()) == 1 {
+            ffi::PyObject_GC_UnTrack(object.as_ptr().cast());
+        }
+    }
+}

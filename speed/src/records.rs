@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyType};
 
 use crate::buffers::{Input, Results};
-use crate::objects::{Class, Field};
+use crate::objects::{keep_from_collector, Class, Field};
 
 /// Bytes before a payload.
 pub const HEADER_BYTES: usize = 20;
@@ -154,7 +154,8 @@ struct Run {
 /// `fields` are the descriptors by which a record's fields are stored: what it shares with others, payload, position,
 /// transaction id. `segment` is the segment's number and its start sequence id. `columns` are arrays of int64: entry
 /// ids, slots, positions, flags and transaction ids. Payload i is `data[offsets[i]..offsets[i + 1]]`, the offsets being
-/// int32. None where the arrays do not fit together: the twin says what is wrong.
+/// int32. The class must let none of the fields be changed: the collector does not see the records. None where the arrays
+/// do not fit together: the twin says what is wrong.
 #[pyfunction]
 pub fn make_records<'py>(
     kind: &Bound<'py, PyType>,
@@ -186,6 +187,8 @@ pub fn make_records<'py>(
             payload.store(&record, bytes.as_any())?;
             position.store(&record, place.as_any())?;
             txid.store(&record, id.as_any())?;
+            // Bytes, integers and a tuple of them, for ever: with thousands alive the collector would take longer than all this.
+            keep_from_collector(&record);
             records.push(record);
         }
     }

@@ -7,13 +7,19 @@ the thread that calls it first, as an event loop's. These do not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 _Integers: TypeAlias = "npt.NDArray[np.int64] | Sequence[int]"
+_Integer = TypeVar("_Integer", np.int32, np.int64)
+
+
+def new_column(length: int, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
+    """Return room for a column, from Arrow's pool: it keeps pages where malloc returns them, to be faulted in again."""
+    return np.frombuffer(pa.allocate_buffer(length * np.dtype(dtype).itemsize), dtype)
 
 
 def int64_array(
@@ -47,5 +53,11 @@ def binary_array(payloads: Sequence[bytes], type_: pa.DataType | None = None) ->
 def repeated_text(text: str, count: int) -> pa.Array:
     """Return the same text `count` times; no step of the interpreter is taken for each."""
     value = text.encode()
-    bounds = np.arange(count + 1, dtype=np.int32) * np.int32(len(value))
-    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(bounds), pa.py_buffer(value * count)])
+    bounds = new_column(count + 1, np.int32)
+    bounds[0] = 0
+    bounds[1:] = len(value)
+    np.cumsum(bounds, out=bounds)
+    data = pa.allocate_buffer(count * len(value))
+    if value:
+        np.frombuffer(data, (np.void, len(value)))[:] = np.void(value)
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(bounds), data])

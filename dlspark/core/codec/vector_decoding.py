@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlspark.core.codec.arrow_arrays import binary_array, int64_array, repeated_text
+from dlspark.core.codec.arrow_arrays import binary_array, int64_array, new_column, repeated_text
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import (
     RECORD_COST_BYTES,
@@ -56,8 +56,6 @@ from metadata.foundation import compiled
 from metadata.foundation.compiled import CompiledCore
 from metadata.foundation.errors import CallerError, check
 from storage_node.protocol.frames import Buffer
-
-_Integer = TypeVar("_Integer", np.int32, np.int64)
 
 RUN_BYTES = 256 * 1024
 """Small entries are decoded together up to this many bytes."""
@@ -245,7 +243,7 @@ def _at_once(
     if measured is None or sum(map(len, pieces)) > MAX_BATCH_BYTES:
         return None
     count, size = measured
-    entry_id, slot_id, txid, position, sequence_id, flags = numbers = [_column(count, np.int64) for _ in range(6)]
+    entry_id, slot_id, txid, position, sequence_id, flags = numbers = [new_column(count, np.int64) for _ in range(6)]
     offsets, data = pa.allocate_buffer(4 * (count + 1)), pa.allocate_buffer(size)
     entry_ids = [entry for entry, _ in contents]
     whole = core.record_columns(pieces, entry_ids, hidden, start_sequence_id, numbers, offsets, data)
@@ -394,14 +392,14 @@ class _ColumnCollector:
         if count:
             np.concatenate([part.view(OPAQUE_HEADER) for part in self._headers], out=headers)
         headers = headers.view(RECORD_HEADER)
-        words, txid, position, flags, sequence_id = (_column(count, np.int64) for _ in range(5))
+        words, txid, position, flags, sequence_id = (new_column(count, np.int64) for _ in range(5))
         words[:], txid[:] = headers["word"], headers["txid"]
         np.bitwise_and(words, FLAGS_MASK, out=flags)
         np.right_shift(words, POSITION_SHIFT, out=position)
         np.bitwise_and(position, POSITION_MASK, out=position)
         # Wraps in 64 bits where the segment's start is unassigned, as upstream's arithmetic does.
         np.add(position, np.array(self._start_sequence_id, np.int64).reshape(1) - 1, out=sequence_id)
-        offsets = _column(count + 1, np.int32)
+        offsets = new_column(count + 1, np.int32)
         offsets[0] = 0
         offsets[1:] = headers["length"]
         np.cumsum(offsets, out=offsets)
@@ -509,11 +507,6 @@ def _span(payloads: pa.BinaryArray) -> tuple[int, int]:
     return int(offsets[payloads.offset]), int(offsets[payloads.offset + len(payloads)])
 
 
-def _column(length: int, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
-    """Return room for a column, from Arrow's pool: it keeps pages where malloc returns them, to be faulted in again."""
-    return np.frombuffer(pa.allocate_buffer(length * np.dtype(dtype).itemsize), dtype)
-
-
 # ------------------------------------------------------------------ rows
 ROW_SCHEMA: Final = pa.schema(
     [
@@ -539,10 +532,12 @@ MAX_TIMESTAMP_MS = 253_402_300_799_999
 def rows(log: str, batch: DecodedBatch) -> pa.RecordBatch:
     """Return `batch` with the columns of ROW_SCHEMA."""
     count = len(batch)
+    segment = new_column(count, np.int64)
+    segment[:] = batch.lssn
     return pa.RecordBatch.from_arrays(
         [
             repeated_text(log, count),
-            int64_array(np.full(count, batch.lssn, np.int64)),
+            int64_array(segment),
             int64_array(batch.entry_id),
             int64_array(batch.slot_id),
             int64_array(batch.sequence_id),
@@ -571,5 +566,9 @@ def record_rows(log: str, records: Sequence[LogRecord]) -> pa.RecordBatch:
 def timestamps(txids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
     """Return transaction ids as times, read as milliseconds since the epoch; null for what the type cannot hold."""
     beyond = (txids > MAX_TIMESTAMP_MS) | (txids < 0)
-    micros = np.where(beyond, 0, txids) * 1000
-    return int64_array(micros, pa.timestamp("us", tz="UTC"), ~beyond if beyond.any() else None)
+    micros = new_column(len(txids), np.int64)
+    np.multiply(txids, 1000, out=micros)
+    some = bool(beyond.any())
+    if some:
+        micros[beyond] = 0
+    return int64_array(micros, pa.timestamp("us", tz="UTC"), ~beyond if some else None)

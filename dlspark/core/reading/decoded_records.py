@@ -66,6 +66,8 @@ class DecodedRecords:
 
     def take_up_to(self, count: int) -> list[LogRecord]:
         """Take the first `count` records, or as many as there are."""
+        if not self.made:
+            return self._cut(count)
         self._make(count)
         take = self.made.popleft
         return [take() for _ in range(min(count, len(self.made)))]
@@ -82,10 +84,18 @@ class DecodedRecords:
 
     def _make(self, count: int) -> None:
         """Have `count` single records at hand, if there are as many."""
-        columns, lacking = self._columns, count - len(self.made)
-        if columns is not None and lacking > 0:
-            self.made += columns.records(0, lacking)
-            self._columns = columns.sliced(lacking, len(columns)) if lacking < len(columns) else None
+        lacking = count - len(self.made)
+        if lacking > 0:
+            self.made += self._cut(lacking)
+
+    def _cut(self, count: int) -> list[LogRecord]:
+        """Take the first `count` rows of the columns as records, or as many as there are."""
+        columns = self._columns
+        if columns is None:
+            return []
+        records = columns.records(0, count)
+        self._columns = columns.sliced(count, len(columns)) if count < len(columns) else None
+        return records
 
     # ------------------------------------------------------------------ lending
 

@@ -52,10 +52,9 @@ from metadata.foundation.opened_here import OnOneLoop
 
 BATCH_BYTES = 8 << 20
 """A batch takes fetched entries up to about this size."""
-RECORDS_BYTES = 256 << 10
-"""Fetched entries are decoded together up to about this size, also where records are read one by one."""
-COLUMNS_BYTES = 1 << 20
-"""What comes in columns already is looked at together up to about this size, where records are read one by one."""
+RECORDS_BYTES = 1 << 20
+"""Fetched entries are decoded together up to about this size, also where records are read one by one. A loop in another
+thread asks for more once it has had them, which takes as long as some hundreds of records."""
 VECTOR_BYTES = 8 << 10
 """Less is decoded record by record, which is faster for the few records of a growing tail."""
 Start: TypeAlias = "DLSN | int | str"
@@ -412,7 +411,7 @@ class AsyncLogReader(OnOneLoop):
     def _decode_records(self, first: FetchedEntry) -> None:
         """Decode an entry and those fetched behind it: by columns where that pays. Columns expand record sets."""
         if first.columns is not None:  # of a file, in which no record set is left
-            entries, one_by_one = self._gather(first, COLUMNS_BYTES), False
+            entries, one_by_one = self._gather(first, RECORDS_BYTES), False
         elif self._settings.expand_record_sets:
             entries = self._gather(first, RECORDS_BYTES)
             size = sum(declared_bytes(one.payload, one.segment.enveloped) for one in entries)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import random
 import sys
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 
@@ -107,14 +108,31 @@ def test_records_of_columns_good_and_bad(core: CompiledCore, draws: Draws) -> No
     assert 0.5 * len(draws) < good < len(draws)
 
 
-def test_records_made_by_the_core_are_immutable_records_that_the_collector_sees(core: CompiledCore) -> None:
+def test_records_made_by_the_core_are_immutable_and_nothing_that_the_collector_looks_at(core: CompiledCore) -> None:
     batch = decode_up_to([(5, memoryview(RECORDS))], lssn=3, start_sequence_id=7, enveloped=False, max_bytes=None)[0]
     with running_on(core):
         records = batch.records()
     assert records == [LogRecord(0, b"hello", DLSN(3, 5, slot), 0, 0, 6) for slot in range(3)]
-    assert all(gc.is_tracked(one) and sys.getrefcount(one.payload) == 2 for one in records)
+    assert not any(gc.is_tracked(one) for one in records)
+    assert all(sys.getrefcount(one.payload) == 2 for one in records)
     with pytest.raises(FrozenInstanceError):
         records[0].txid = 5  # type: ignore[misc]
+
+
+def test_records_made_by_the_core_are_freed_with_their_last_reference(core: CompiledCore) -> None:
+    payload = pa.array([bytes(100_000)] * 50, pa.binary())
+    numbers = np.arange(50)
+    batch = DecodedBatch(3, numbers, numbers, numbers, numbers, numbers, numbers, payload, None)
+    with running_on(core):
+        kept = batch.records(0, 1)
+        tracemalloc.start()
+        try:
+            for _ in range(20):
+                kept = batch.records()
+            del kept
+            assert tracemalloc.get_traced_memory()[0] < 1_000_000
+        finally:
+            tracemalloc.stop()
 
 
 def encoding(draw: random.Random) -> Callable[[], object]:
