@@ -27,7 +27,7 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.schema_version import SchemaVersion
 from dlspark.spark.source.schema import SCHEMA
-from dlspark.spark.worker_daemon import in_worker, take_far_times, without_traceback
+from dlspark.spark.worker_daemon import begin_use, in_worker, take_far_times, without_traceback
 from metadata.foundation.errors import DistributedLogError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class DistributedLogDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns; for a request of the catalog's Java side, the answer, packed into a schema."""
+        begin_use()
         if REQUEST in self.options:
             from dlspark.spark.catalog.requests import answer_in_schema
 

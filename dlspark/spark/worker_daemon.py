@@ -28,7 +28,8 @@ traceback, and at level DEBUG all are logged.
 **Garbage collection** (`begin_use`). Spark uses a worker again and again, and runs a full collection after each use
 (`pyspark.daemon`). That looks at every object there is: some 100,000, nearly all of them the modules of pyspark,
 pyarrow and numpy and what they hold. It takes tens of milliseconds of processor on a busy machine, four times a
-micro-batch from our source to our sink (docs/performance.md, row P8). What is there when a worker is used again stays
+micro-batch from our source to our sink (docs/performance.md, row P8), and keeps the worker that plans, or answers the
+catalog, from the next question. What is there when a worker is used again stays
 anyway, so it is moved out of the collector's sight (`gc.freeze`), which is what that is made for.
 
 Frozen objects are still freed when nothing refers to them any more. Only a ring of objects that is dropped later

@@ -12,10 +12,11 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from dlspark.spark import worker_daemon
+from dlspark.spark.datasource import DistributedLogDataSource
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.partition_reader import LogPartition
-from dlspark.spark.source.readers import batch_reader, stream_reader
+from dlspark.spark.source.readers import BatchReader, batch_reader, stream_reader
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.worker_daemon import DAEMON, FREEZE_AT, OWN_DAEMON, begin_use, due, main_module
 from storage_node.settings.client import ClientSettings
@@ -44,6 +45,21 @@ def test_a_task_of_each_kind_of_query_is_a_use(
     before = worker_daemon._uses
     assert list(reader(options, SCHEMA).read(LogPartition((), ClientSettings()))) == []
     assert worker_daemon._uses == before + 1
+
+
+def test_a_plan_and_a_question_for_columns_are_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a worker of a kind of its own."""
+
+    async def no_plan(reader: object) -> list[LogPartition]:
+        return []
+
+    monkeypatch.setattr(BatchReader, "_plan", no_plan)
+    options = {"uri": "distributedlog://h:1/n", "log": "flights", "columns": "raw"}
+    before = worker_daemon._uses
+    assert batch_reader(Options(options, Scope.SOURCE_BATCH), SCHEMA).partitions() == []
+    assert worker_daemon._uses == before + 1
+    assert DistributedLogDataSource(options).schema() == SCHEMA
+    assert worker_daemon._uses == before + 2
 
 
 @pytest.mark.parametrize("daemon", [DAEMON, OWN_DAEMON])

@@ -129,6 +129,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return on the driver: the whole plan, made with a session of its own."""
+        begin_use()
         runtime = Runtime("dlspark-plan")
         try:
             return runtime.run(self._plan())
