@@ -56,3 +56,8 @@ def append_adds(
     they are a run; `place` is the first one's offset in its log / 32. Return where they end, ledger id, first entry id,
     highest LAC, key, the answers, and as arrays of uint32 the places and sizes of the records; None where not even the
     first one is part of a run."""
+
+def take_writes(frames: Sequence[ReadableBuffer]) -> tuple[bytes, list[int], list[bytes], int, bool] | None:
+    """Take the writes that `frames`, without their lengths, begin with, as long as they are of one record each, on one
+    stream, and ask for nothing but to be stored. Return the stream's name, the numbers of the requests, the payloads,
+    the bytes of these, and whether no checksum that came with one is wrong; None where not even the first is one."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Readable: TypeAlias = ReadableBuffer | npt.NDArray[np.generic]
     Writable: TypeAlias = WriteableBuffer | npt.NDArray[np.generic]
 
-INTERFACE: Final = 1
+INTERFACE: Final = 2
 """What this dlspark was written for; the core has the same number in speed/src/lib.rs. One of another is not used."""
 NO_SPEED: Final = "DLSPARK_NO_SPEED"
 """Environment variable; with 1 the core is not used though it is installed."""
@@ -68,6 +68,12 @@ class CompiledCore(Protocol):
         self, frames: Sequence[ReadableBuffer], slab: WriteableBuffer, start: int, end: int, place: int, /
     ) -> tuple[int, int, int, int, bytes, list[bytes], bytes, bytes] | None:
         """Write the entries of adds as records."""
+        ...
+
+    def take_writes(
+        self, frames: Sequence[ReadableBuffer], /
+    ) -> tuple[bytes, list[int], list[bytes], int, bool] | None:
+        """Take the writes of one record each that came together."""
         ...
 
 

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 mod buffers;
 mod digests;
 mod frames;
+mod proxy_frames;
 mod records;
 
 /// The module as Python imports it; `dlspark_speed.pyi` has its types.
@@ -23,13 +24,15 @@ mod dlspark_speed {
     #[pymodule_export]
     use super::frames::append_adds;
     #[pymodule_export]
+    use super::proxy_frames::take_writes;
+    #[pymodule_export]
     use super::records::{lay_out_records, measure_records, record_columns};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         // Raised with every change of a function that is there: dlspark takes only the number it was written for
         // (metadata/foundation/compiled.py).
-        module.add("INTERFACE", 1)?;
+        module.add("INTERFACE", 2)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }
