@@ -204,7 +204,7 @@ class FramesConnection:
             return
         if self._paused:
             self._wait_in_line(frame)
-        elif self._host.runs is None or self._session is not None:
+        elif self._host.runs is None:
             self._begin_alone(frame)
         else:
             self._arrived.append(frame)
@@ -303,6 +303,7 @@ class FramesConnection:
             runs is None
             or self.closed
             or self._host.stopping
+            or (self._session is not None and self._session.why is not None)
             or max(costs) > self._short + RUN_REQUEST_BYTES
             or self._held + cost > limits.bytes_under_way
             or len(under_way) + len(numbers) > limits.requests_under_way

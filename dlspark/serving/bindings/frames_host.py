@@ -19,7 +19,7 @@ class FramesHost(Protocol[C]):
 
     service: ProxyService
     runs: RunTaker | None
-    """Takes writes that came together, where nothing before the service looks at each of them."""
+    """Takes writes that came together; None: each is submitted by itself."""
     authentication: Authentication | None
     """What clients must prove; None: nothing."""
     limits: FramesLimits

@@ -48,12 +48,12 @@ one refusal for all, and how many they are."""
 
 
 class RunTaker(Protocol):
-    """Takes writes that came together as one: a write proxy's service, where nothing before it looks at single
-    requests."""
+    """Takes writes that came together as one: a write proxy's service, and what stands before it (`RightsDoor`,
+    `MeasuredService`)."""
 
     def submit_run(self, run: WriteRun, caller: Caller, reply: RunReply) -> bool:
-        """Begin the writes of `run` as if each was given to `submit`; `reply` is called until each
-        has its answer, once, perhaps before this returns. Never raises.
+        """Begin the writes of `run` as if each was given to `submit`; `reply` is called until each has
+        its answer, once, perhaps before this returns. Never raises.
 
         False where they are to be submitted one by one: nothing was done.
         """
