@@ -84,3 +84,8 @@ def encode_adds(
     the entry carries, its payload's size, its payload. Return the frames, the EOK frames that will answer them, and the
     entries' headers, each kind one behind the other, and the length of every EOK frame, 0 where they differ. None where
     an argument is something else: the twin words the error."""
+
+def take_writes(frames: Sequence[ReadableBuffer]) -> tuple[bytes, list[int], list[bytes], int, bool] | None:
+    """Take the writes that `frames`, without their lengths, begin with, as long as they are of one record each, on one
+    stream, and ask for nothing but to be stored. Return the stream's name, the numbers of the requests, the payloads,
+    the bytes of these, and whether no checksum that came with one is wrong; None where not even the first is one."""

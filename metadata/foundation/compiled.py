@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+
 INTERFACE: Final = 2
 """What this dlspark was written for; the core has the same number in speed/src/lib.rs. One of another is not used."""
 NO_SPEED: Final = "DLSPARK_NO_SPEED"
@@ -94,6 +95,12 @@ class CompiledCore(Protocol):
         /,
     ) -> tuple[bytes, bytes, bytes, int] | None:
         """Package adds to one ledger."""
+        ...
+
+    def take_writes(
+        self, frames: Sequence[ReadableBuffer], /
+    ) -> tuple[bytes, list[int], list[bytes], int, bool] | None:
+        """Take the writes of one record each that came together."""
         ...
 
 

@@ -13,6 +13,7 @@ mod buffers;
 mod digests;
 mod frames;
 mod objects;
+mod proxy_frames;
 mod records;
 mod requests;
 
@@ -26,8 +27,9 @@ mod dlspark_speed {
     #[pymodule_export]
     use super::frames::append_adds;
     #[pymodule_export]
+    use super::proxy_frames::take_writes;
+    #[pymodule_export]
     use super::records::{lay_out_records, make_records, measure_records, record_columns};
-
     #[pymodule_export]
     use super::requests::encode_adds;
 

@@ -28,18 +28,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Final, Protocol
+from typing import Final
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.serving.bindings.frames_host import FramesHost
 from dlspark.serving.bindings.frames_sessions import MAX_FAILURES, FramesSession, without_security
 from dlspark.serving.bindings.service import (
     KEPT_VIEW_BYTES,
+    RECORD_BYTES,
     REQUEST_BYTES,
     STEP_BYTES,
     Caller,
-    FramesLimits,
-    ProxyService,
-    RunTaker,
     write_bytes,
 )
 from dlspark.serving.protocol.answer_frames import encode_answer, encode_receipts
@@ -56,14 +55,12 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.request_frames import decode_request
-from dlspark.serving.security.authentication import Authentication, PeerProof
+from dlspark.serving.protocol.write_runs import WriteRun, take_run
+from dlspark.serving.security.authentication import PeerProof
 from metadata.foundation.errors import DistributedLogError
-from metadata.foundation.pacing import MessageLimit
 from storage_node.edge import Link
 from storage_node.errors import ConnectionClosedError, ProtocolError
 from storage_node.protocol.frames import LENGTH_BYTES, Buffer
-from storage_node.transport.budgets import Budget
-from storage_node.transport.turns import Turns
 
 NO_REQUEST: Final = 0
 """The number of an answer that is about the connection, and not about one of its requests."""
@@ -73,39 +70,12 @@ LEAVE_S: Final = 2.0
 """The time that a client has, at the end, to hear that nothing more is begun, and to close the connection."""
 _NUMBERS: Final = count(1)
 """Of connections, for the audit trail."""
+TOGETHER: Final = 64
+"""Frames that are begun together at most: the loop looks at the time between them."""
+RUN_REQUEST_BYTES: Final = REQUEST_BYTES + RECORD_BYTES
+"""A write of a run counts so much besides its frame."""
 LINE_FRAME_BYTES: Final = 64
 """A frame that waits in line takes so much besides its bytes."""
-
-
-class FramesHost(Protocol):
-    """The server as its connections need it."""
-
-    service: ProxyService
-    runs: RunTaker | None
-    """Takes writes that came together, where nothing before the service looks at each of them."""
-    authentication: Authentication | None
-    """What clients must prove; None: nothing."""
-    limits: FramesLimits
-    memory: Budget
-    """Counts the bytes that all connections hold together."""
-    turns: Turns
-    """Connections that have a line to go on with."""
-    lines: MessageLimit
-    """Bounds what clients can cause to be logged."""
-    stopping: bool
-    """True once nothing new is begun any more."""
-
-    def heard(self, connection: FramesConnection) -> None:
-        """Note that requests came from this connection."""
-        ...
-
-    def ended(self, connection: FramesConnection) -> None:
-        """Note that its link is closed; nothing comes from it any more."""
-        ...
-
-    def settled(self) -> None:
-        """Note that a connection has nothing under way, while the server stops."""
-        ...
 
 
 class FramesConnection:
@@ -117,10 +87,9 @@ class FramesConnection:
     """
 
     __slots__ = (
+        "_arrived",
         "_counted",
         "_fresh",
-        "_gathered",
-        "_gathered_numbers",
         "_held",
         "_host",
         "_left",
@@ -148,7 +117,7 @@ class FramesConnection:
         "peer",
     )
 
-    def __init__(self, host: FramesHost, link: Link, proof: PeerProof | None = None) -> None:
+    def __init__(self, host: FramesHost[FramesConnection], link: Link, proof: PeerProof | None = None) -> None:
         self.peer = link.peer
         self.caller = Caller(link.peer, session=f"frames-{next(_NUMBERS)}")
         self._host = host
@@ -156,9 +125,8 @@ class FramesConnection:
         self._short = min(STEP_BYTES, host.limits.request_bytes - LENGTH_BYTES)
         """A request of at most so many bytes is neither too large, nor a large one."""
         self._submit = host.service.submit
-        self._gathered: list[WriteRecords] = []
-        """Writes that came together, on one stream, and are with the service once all that arrived is read."""
-        self._gathered_numbers: list[int] = []
+        self._arrived: list[memoryview] = []
+        """Frames of the read that is being handed out: begun together once there are `TOGETHER`, or no more."""
         self._link = link
         self._loop = asyncio.get_running_loop()
         self.opened_at = self._loop.time()
@@ -236,13 +204,17 @@ class FramesConnection:
             return
         if self._paused:
             self._wait_in_line(frame)
-        elif not self.closed:
-            self._begin(frame)
+        elif self._host.runs is None:
+            self._begin_alone(frame)
+        else:
+            self._arrived.append(frame)
+            if len(self._arrived) >= TOGETHER:
+                self._begin_arrived()
 
     def batch_done(self) -> None:
-        """Begin what was gathered; half a frame alone does not count as a request."""
-        if self._gathered:
-            self._submit_gathered()
+        """Begin what has arrived; half a frame alone does not count as a request."""
+        if self._arrived:
+            self._begin_arrived()
         if self._fresh and not self.closed:
             self._fresh = False
             self.heard_at = self._loop.time()
@@ -254,7 +226,7 @@ class FramesConnection:
         self.closed = True
         self._line, self._line_bytes, self._held = None, 0, 0
         self._under_way.clear()
-        self._gathered, self._gathered_numbers = [], []
+        self._arrived = []
         self._reads.clear()
         self._count()
         self._host.turns.leave(self._go_on)
@@ -294,11 +266,7 @@ class FramesConnection:
         # Counted before the service has it: it may answer within this call, and the answer takes the count back.
         under_way[number] = cost
         self._held += cost
-        if type(request) is WriteRecords and self._host.runs is not None and request.is_plain:
-            self._gather(number, request)
-        else:
-            self._submit_gathered()  # first: requests are begun in the order in which they came
-            self._submit_alone(number, request)
+        self._submit_alone(number, request)
         if self._held - self._counted > STEP_BYTES:
             self._count()
         if (
@@ -308,25 +276,56 @@ class FramesConnection:
         ):
             self._pause()
 
-    def _gather(self, number: int, request: WriteRecords) -> None:
-        """Have a write wait for those behind it on the same stream, until all that arrived is read."""
-        if self._gathered and self._gathered[0].stream != request.stream:
-            self._submit_gathered()
-        self._gathered.append(request)
-        self._gathered_numbers.append(number)
+    def _begin_arrived(self) -> None:
+        """Begin what came together, in its order: writes of one stream as one, where the service takes them so."""
+        frames, self._arrived = self._arrived, []
+        while frames:
+            run = take_run(frames) if len(frames) > 1 and not self._paused else None
+            count = len(run.numbers) if run is not None else 1
+            these, frames = frames[:count], frames[count:]
+            if run is None or count == 1 or not self._begin_run(run, these):
+                for frame in these:
+                    self._begin_alone(frame)
 
-    def _submit_gathered(self) -> None:
-        """Give the service what was gathered, as one where it takes it so."""
-        gathered, runs = self._gathered, self._host.runs
-        if not gathered:
-            return
-        numbers = self._gathered_numbers
-        self._gathered, self._gathered_numbers = [], []
-        reply = partial(self._run_answered, numbers)
-        if len(gathered) > 1 and runs is not None and runs.submit_run(gathered, self.caller, reply):
-            return
-        for number, request in zip(numbers, gathered, strict=True):
-            self._submit_alone(number, request)
+    def _begin_alone(self, frame: memoryview) -> None:
+        if self._paused:
+            self._wait_in_line(frame)
+        elif not self.closed:
+            self._begin(frame)
+
+    def _begin_run(self, run: WriteRun, frames: Sequence[memoryview]) -> bool:
+        """Give the service writes that came together. False where one of them could be refused or have the connection
+        paused here, or the service looks at each by itself: nothing was done."""
+        numbers, under_way, limits, runs = run.numbers, self._under_way, self._limits, self._host.runs
+        costs = [len(frame) + RUN_REQUEST_BYTES for frame in frames]
+        cost = sum(costs)
+        if (
+            runs is None
+            or self.closed
+            or self._host.stopping
+            or (self._session is not None and self._session.why is not None)
+            or max(costs) > self._short + RUN_REQUEST_BYTES
+            or self._held + cost > limits.bytes_under_way
+            or len(under_way) + len(numbers) > limits.requests_under_way
+            or (self._counted and self._host.memory.exceeded)
+            or NO_REQUEST in numbers
+            or len(set(numbers)) < len(numbers)
+            or not under_way.keys().isdisjoint(numbers)
+        ):
+            return False
+        # Counted before the service has it, as a request alone is.
+        under_way.update(zip(numbers, costs, strict=True))
+        self._held += cost
+        if not runs.submit_run(run, self.caller, partial(self._run_answered, numbers)):
+            for number in numbers:
+                del under_way[number]
+            self._held -= cost
+            return False
+        if self._held - self._counted > STEP_BYTES:
+            self._count()
+        if self._counted and self._host.memory.exceeded:
+            self._pause()
+        return True
 
     def _submit_alone(self, number: int, request: Request) -> None:
         try:
@@ -368,7 +367,6 @@ class FramesConnection:
 
     def _break_off(self, frame: memoryview, error: DistributedLogError) -> None:
         """Say that the bytes are not a request, and end: where the next one begins is not known any more."""
-        self._submit_gathered()  # what came before it was complete
         self._host.lines.log(logging.WARNING, "closing the connection to %s: %s", self.peer, error)
         number: int = HEADER.unpack_from(frame)[3] if len(frame) >= HEADER.size else NO_REQUEST
         if number in self._under_way:
@@ -556,7 +554,6 @@ class FramesConnection:
         while line and not self._paused and not self.closed:
             if turns.now() > deadline:
                 self._paused = True  # tens of thousands may wait: the rest is for the next turns of the loop
-                self._submit_gathered()
                 turns.join(self._go_on)
                 return
             frame = line.popleft()
@@ -564,7 +561,6 @@ class FramesConnection:
             self._line_bytes -= size
             self._held -= size
             self._begin(memoryview(frame))
-        self._submit_gathered()
         if not self._paused and not self.closed:
             self._line = None
             self._link.resume_reading()

@@ -68,8 +68,7 @@ class FramesServer:
     ) -> None:
         self.service = service
         self.runs: RunTaker | None = None
-        """Takes writes that came together, where nothing before the service looks at each of them; set by the
-        proxy."""
+        """Takes writes that came together; set by a write proxy."""
         self.authentication = authentication
         self.limits = limits or FramesLimits()
         self.memory = Budget(self.limits.memory_bytes)

@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeAlias
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.serving.protocol.operations import Answer, Refusal, Request, WriteRecords
 from dlspark.serving.protocol.request_checks import MAX_SET_RECORDS, declared_records
+from dlspark.serving.protocol.write_runs import WriteRun
 from metadata.security.principals import Principal
 from metadata.security.restrictions import Restrictions
 from storage_node.protocol.frames import MAX_FRAME_BYTES
@@ -47,12 +48,12 @@ one refusal for all, and how many they are."""
 
 
 class RunTaker(Protocol):
-    """Takes writes that came together as one: a write proxy's service, where nothing before it looks at single
-    requests."""
+    """Takes writes that came together as one: a write proxy's service, and what stands before it (`RightsDoor`,
+    `MeasuredService`)."""
 
-    def submit_run(self, requests: Sequence[WriteRecords], caller: Caller, reply: RunReply) -> bool:
-        """Begin writes of one stream, each `is_plain`, as if each was given to `submit`; `reply` is called until each
-        has its answer, once, perhaps before this returns. Never raises.
+    def submit_run(self, run: WriteRun, caller: Caller, reply: RunReply) -> bool:
+        """Begin the writes of `run` as if each was given to `submit`; `reply` is called until each has
+        its answer, once, perhaps before this returns. Never raises.
 
         False where they are to be submitted one by one: nothing was done.
         """
@@ -83,7 +84,7 @@ STEP_BYTES: Final = 64 * 1024
 """A connection may hold so much uncounted in what all hold together; smaller changes are not counted either."""
 REQUEST_BYTES: Final = 512
 """A request counts so much besides its frame: its number, its values, the call that answers it."""
-_RECORD_BYTES: Final = 200
+RECORD_BYTES: Final = 200
 """Each record of a write counts so much besides its bytes, of which it may have none."""
 LEAST_ANSWER_BYTES: Final = 2 * STEP_BYTES
 """Below it a connection that was paused could not be seen to have room again: links say so at STEP_BYTES."""
@@ -101,8 +102,8 @@ def write_bytes(request: WriteRecords) -> int:
     """Return what a write counts for its records, besides its frame; more records than one may have are refused
     later."""
     if len(request.payloads) == 1 and not request.context.is_record_set:
-        return _RECORD_BYTES
-    return _RECORD_BYTES * min(declared_records(request), MAX_SET_RECORDS)
+        return RECORD_BYTES
+    return RECORD_BYTES * min(declared_records(request), MAX_SET_RECORDS)
 
 
 @dataclass(frozen=True, slots=True)

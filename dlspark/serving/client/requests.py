@@ -402,10 +402,10 @@ class RoutedRequest:
     def _next(self, now: float) -> Effect:
         """Ask the owner, or the host that the route chooses; where none is left, begin again with all of them."""
         target = self._untried(now)
-        referring = {host for host, owner in self._named.items() if owner in self._unproven}
-        hopeless = self._unproven.keys() | self._unreachable | referring
-        if target is None and self._unproven and self._round <= hopeless:
-            return self._finish(next(reversed(self._unproven.values())))
+        if target is None and self._unproven:
+            referring = {host for host, owner in self._named.items() if owner in self._unproven}
+            if self._round <= self._unproven.keys() | self._unreachable | referring:
+                return self._finish(next(reversed(self._unproven.values())))
         target = target if target is not None else self._choose(now)
         return self._go(target, now) if target is not None else self._pause(None, now)
 
@@ -455,7 +455,9 @@ class RoutedRequest:
             return self._time_up()  # the machine may have been suspended: timers come in any order then
         if self._is_spent():
             return self._too_often()
-        tried = tuple(dict.fromkeys((*self._unreached, *reversed(self._attempts))))[:MAX_TRIED_HOSTS]
+        tried: tuple[str, ...] = ()
+        if self._attempts or self._unreached:
+            tried = tuple(dict.fromkeys((*self._unreached, *reversed(self._attempts))))[:MAX_TRIED_HOSTS]
         self._attempts.append(address)
         self._round.add(address)
         self._target = None

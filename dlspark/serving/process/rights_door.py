@@ -36,7 +36,7 @@ from types import MappingProxyType
 from typing import Final
 
 from dlspark.errors import ServiceUnavailableError
-from dlspark.serving.bindings.service import Caller, ProxyService, Reply
+from dlspark.serving.bindings.service import Caller, ProxyService, Reply, RunReply, RunTaker
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
@@ -59,6 +59,7 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
+from dlspark.serving.protocol.write_runs import WriteRun
 from dlspark.serving.security.authentication import PROXY_ROLE
 from metadata.distributedlog.permissions import RequestDeniedError
 from metadata.foundation.errors import DistributedLogError
@@ -134,6 +135,8 @@ class RightsDoor:
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._service = service
+        self.runs: RunTaker | None = None
+        """Gets writes that came together and are allowed; set by a write proxy."""
         self._book = book
         self._demands_proof = demands_proof
         self._noted = noted
@@ -152,7 +155,8 @@ class RightsDoor:
     def submit(self, request: Request, caller: Caller, reply: Reply) -> None:
         """See `ProxyService`."""
         kind = type(request)
-        if not (isinstance(request, WriteRecords | ReadBatch) and self._is_known(request, caller)):
+        known = isinstance(request, WriteRecords | ReadBatch) and self._is_known(kind, request.stream, caller)
+        if not known:
             objection = self._objection(request, caller, first=True)
             if objection is not None:
                 reply(refusal_of(objection))
@@ -165,6 +169,14 @@ class RightsDoor:
             self._service.submit(request, caller, lambda answer: reply(self._shown(answer, caller)))
         else:
             self._service.submit(request, caller, reply)
+
+    def submit_run(self, run: WriteRun, caller: Caller, reply: RunReply) -> bool:
+        """See `RunTaker`: writes that came together are looked at once. Where just this was not allowed before, or each
+        of them is to be noted, they are looked at one by one."""
+        runs = self.runs
+        if runs is None or not self._is_known(WriteRecords, run.stream, caller):
+            return False
+        return runs.submit_run(run, caller, reply)
 
     def caller_gone(self, caller: Caller) -> None:
         """See `ProxyService`."""
@@ -208,7 +220,7 @@ class RightsDoor:
 
     # ------------------------------------------------------------------ deciding
 
-    def _is_known(self, request: WriteRecords | ReadBatch, caller: Caller) -> bool:
+    def _is_known(self, kind: type[Request], stream: str, caller: Caller) -> bool:
         """Return whether just this was allowed to this caller, by the rules and the proof that hold now: of the
         thousands of requests a second of a connection nearly all are."""
         principal, known = caller.principal, self._known.get(caller)
@@ -222,7 +234,7 @@ class RightsDoor:
                 self._known[caller] = _Known(self._book(), principal, caller.restrictions)
             return False
         return (
-            (type(request), request.stream) in known.allowed
+            (kind, stream) in known.allowed
             and not known.principal.expired(self._now_s())
             and self._noted.refuses is None
         )

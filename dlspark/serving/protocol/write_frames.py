@@ -66,9 +66,9 @@ _QUICK: Final = _OF_CONTEXT | STAMP | ATOMIC
 """What `decode_quick_write` reads."""
 _CONTEXT: Final = Struct(">II")
 _STAMP: Final = Struct(">qq")
-_PLAIN: Final = Struct(HEADER.format + "IIH")
-_STREAM_AT: Final = _PLAIN.size
-_ONE: Final = Struct(">II")
+PLAIN_HEAD: Final = Struct(HEADER.format + "IIH")
+_STREAM_AT: Final = PLAIN_HEAD.size
+ONE_PAYLOAD: Final = Struct(">II")
 """The number of payloads, and the length of the first."""
 _U32_BYTES: Final = 4
 _QUICK_HEAD: Final = Struct(FRAME_HEADER.format + "IIH")
@@ -190,7 +190,7 @@ def decode_quick_write(frame: memoryview, *, copied: bool) -> tuple[int, WriteRe
     end = len(frame)
     if end < _STREAM_AT:
         return None
-    version, kind, flags, number, checksum, timeout_ms, length = _PLAIN.unpack_from(frame)
+    version, kind, flags, number, checksum, timeout_ms, length = PLAIN_HEAD.unpack_from(frame)
     at = _STREAM_AT + length
     if version != FRAME_VERSION or kind != _WRITE or flags & ~_QUICK:
         return None
@@ -202,8 +202,8 @@ def decode_quick_write(frame: memoryview, *, copied: bool) -> tuple[int, WriteRe
             at = name_at + _TEXT_LENGTH.unpack_from(frame, at)[0]
             stamp = ProducerStamp(str(frame[name_at:at], "utf-8"), *_STAMP.unpack_from(frame, at))
             at += _STAMP.size
-        count, size = _ONE.unpack_from(frame, at)
-        at += _ONE.size
+        count, size = ONE_PAYLOAD.unpack_from(frame, at)
+        at += ONE_PAYLOAD.size
         if count == 1:
             if at + size != end:
                 return None

@@ -45,6 +45,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
+from dlspark.serving.protocol.write_runs import WriteRun
 from metadata.foundation.settings import markdown_table
 
 if TYPE_CHECKING:
@@ -389,37 +390,38 @@ class MeasuredService:
 
         self._service.submit(request, caller, answered)
 
-    def submit_run(self, requests: Sequence[WriteRecords], caller: Caller, reply: RunReply) -> bool:
+    def submit_run(self, run: WriteRun, caller: Caller, reply: RunReply) -> bool:
         """See `RunTaker`: each of them is counted as one that came alone."""
         if self._runs is None:
             return False
-        began, root, records = self._clock(), self._scopes.root, len(requests)
+        began, root, records = self._clock(), self._scopes.root, len(run.numbers)
 
         def answered(first: int, outcome: Sequence[DLSN] | Refusal, count: int) -> None:
             self._outstanding -= count
             self._pending[False] -= count
+            theirs = run.payloads[first : first + count]
             if isinstance(outcome, Refusal):
-                for request in requests[first : first + count]:
-                    self._note_written(request, outcome, 1, began)
+                for payload in theirs:
+                    self._note_written(WriteRecords(run.stream, (payload,)), outcome, 1, began)
             else:
-                self._note_stored(requests[first : first + count], began)
+                self._note_stored(run.stream, theirs, began)
             reply(first, outcome, count)
 
         self._outstanding += records
         self._pending[False] += records
-        if not self._runs.submit_run(requests, caller, answered):
+        if not self._runs.submit_run(run, caller, answered):
             self._outstanding -= records
             self._pending[False] -= records
             return False
         root.records_received.value += records
         return True
 
-    def _note_stored(self, requests: Sequence[WriteRecords], began: float) -> None:
-        count, stream = len(requests), requests[0].stream
+    def _note_stored(self, stream: str, payloads: Sequence[bytes], began: float) -> None:
+        count = len(payloads)
         self._count(self._scopes.root, None, "write", count)
         measures = self._scopes.of(stream)
         measures.records_success.value += count
-        self._traffic.add(stream, sum([len(request.payloads[0]) for request in requests]))
+        self._traffic.add(stream, sum(map(len, payloads)))
         measures.write.record(self._clock() - began, True, count)
 
     def _note_written(self, request: WriteRecords, answer: Answer, records: int, began: float) -> None:

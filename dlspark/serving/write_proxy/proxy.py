@@ -195,8 +195,9 @@ class WriteProxy:
         if host.has_page:
             measured = self._measured(service, namespace)
         member = await host.serve(measured, grpc_limits(self._configuration))
-        if host.rights is None:  # which looks at each request, and notes it
-            frames.runs = measured
+        frames.runs = measured
+        if host.rights is not None:
+            frames.runs, host.rights.runs = host.rights, measured
         if member.region is not None:
             placement.use_region(member.region)
         follower = self._make_follower(service, member) if self._settings.follow_writers else None

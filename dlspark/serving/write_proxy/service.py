@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Final, TypeAlias
 
 from dlspark.core.namespace import AsyncNamespace
@@ -42,6 +42,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.request_checks import request_checksum
+from dlspark.serving.protocol.write_runs import WriteRun
 from dlspark.serving.write_proxy.rare_requests import RareRequests
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 from dlspark.serving.write_proxy.streams.hand_over import Forwarder, hand_over, one_by_one, same_proxy
@@ -208,25 +209,21 @@ class WriteProxyService:
             _LOG.exception("a %s could not be begun", type(request).__name__)
             taken.fail(error)
 
-    def submit_run(self, requests: Sequence[WriteRecords], caller: Caller, reply: RunReply) -> bool:
+    def submit_run(self, run: WriteRun, caller: Caller, reply: RunReply) -> bool:
         """Begin writes that came together: see `RunTaker.submit_run`."""
-        table, name = self._table, requests[0].stream
-        stream = table.get(name)
+        table = self._table
+        stream = table.get(run.stream)
         if stream is None or table.status is ProxyStatus.DOWN or self._limiter.active or stream.limiter.active:
             return False  # each is looked at by itself
-        try:
-            for request in requests:
-                if request.context.checksum is not None:
-                    self._check_checksum(request)
-            run = TakenRun(requests, caller, reply, self._time())
-            if not stream.submit_run(run):
-                return False
-        except ChecksumFailedError:
-            return False  # that one is refused alone
-        table.recent.add(run.size, run.began_s, run.records)
+        if not run.summed and not self._no_checksums.is_available():
+            return False  # the wrong one is refused alone
+        taken = TakenRun(run, caller, reply, self._time())
+        if not stream.submit_run(taken):
+            return False
+        table.recent.add(taken.size, taken.began_s, taken.records)
         if self.count_writer is not None:
-            for _ in requests:
-                self.count_writer(name, caller.region)
+            for _ in range(taken.records):
+                self.count_writer(run.stream, caller.region)
         return True
 
     def caller_gone(self, caller: Caller) -> None:

@@ -12,7 +12,7 @@ from helpers.serving.scripted_service import ScriptedService
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import RequestDeniedError
-from dlspark.serving.bindings.service import Caller
+from dlspark.serving.bindings.service import Caller, RunReply
 from dlspark.serving.client.answer_rules import AnswerRule, rule_of
 from dlspark.serving.process import rights_door
 from dlspark.serving.process.rights_door import PROVED, VERBS_OF, RightsDoor
@@ -43,6 +43,7 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
+from dlspark.serving.protocol.write_runs import WriteRun
 from metadata.security.audit import NOWHERE, AuditTrail
 from metadata.security.principals import Principal, Scheme
 from metadata.security.proofs import NotAuthenticatedError
@@ -124,6 +125,47 @@ class Entrance:
     def ask(self, request: Request, principal: Principal | None = ALICE, **fields: Any) -> Answer:
         (answer,) = self.begin(request, Caller("10.0.0.1:1", principal, **fields))
         return answer
+
+
+class TakenRuns:
+    """Takes all writes that come together."""
+
+    def __init__(self) -> None:
+        self.taken: list[WriteRun] = []
+
+    def submit_run(self, run: WriteRun, caller: Caller, reply: RunReply) -> bool:
+        self.taken.append(run)
+        return True
+
+
+def test_writes_that_came_together_pass_as_one_where_just_this_was_allowed_before_and_still_is() -> None:
+    run = WriteRun("orders", [1, 2], [b"a", b"b"], 2, True)
+    write, expiring = REQUESTS[WriteRecords], Principal("alice", Scheme.TLS, expires_at_s=2000.0)
+
+    def passes(entrance: Entrance, caller: Caller, run: WriteRun = run) -> bool:
+        return entrance.door.submit_run(run, caller, lambda *_: None)
+
+    entrance, caller = Entrance("allow user:alice write orders"), Caller("10.0.0.1:1", expiring)
+    assert not passes(entrance, caller), "no taker"
+    entrance.door.runs = taker = TakenRuns()
+    assert not passes(entrance, caller), "judged by itself first, and noted"
+    assert not isinstance(entrance.begin(write, caller)[0], Refusal)
+    assert passes(entrance, caller)
+    assert not passes(entrance, caller, run._replace(stream="others"))
+    assert not passes(entrance, Caller("10.0.0.1:2", expiring)), "another connection"
+    entrance.now_s = 2001.0
+    assert not passes(entrance, caller), "the proof has expired"
+    entrance.now_s = 1000.0
+    assert passes(entrance, caller)
+    entrance.use("deny user:alice write orders")
+    assert not passes(entrance, caller), "other rules"
+    assert is_denied(entrance.begin(write, caller)[0])
+    assert not passes(entrance, caller)
+    assert taker.taken == [run, run]
+    noting = Entrance("allow user:alice write orders", notes_all=True)
+    noting.door.runs = TakenRuns()
+    noting.begin(write, caller)
+    assert not passes(noting, caller), "each of them is noted"
 
 
 def is_denied(answer: Answer) -> bool:

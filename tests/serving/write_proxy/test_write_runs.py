@@ -30,6 +30,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.request_checks import request_checksum
 from dlspark.serving.protocol.request_frames import encode_request
+from dlspark.serving.protocol.write_runs import WriteRun
 from dlspark.serving.write_proxy.metrics import MeasuredService, ProxyScopes, StreamTraffic, shown_in
 from storage_node.protocol.frames import Buffer
 
@@ -75,9 +76,9 @@ class CountedRuns:
         self.taken: list[int] = []
         self.refused: list[int] = []
 
-    def submit_run(self, requests: Sequence[WriteRecords], caller: Caller, reply: RunReply) -> bool:
-        took = self._service.submit_run(requests, caller, reply)
-        (self.taken if took else self.refused).append(len(requests))
+    def submit_run(self, run: WriteRun, caller: Caller, reply: RunReply) -> bool:
+        took = self._service.submit_run(run, caller, reply)
+        (self.taken if took else self.refused).append(len(run.numbers))
         return took
 
 
@@ -188,6 +189,27 @@ async def test_each_write_beyond_a_bound_is_refused_by_itself(together: bool, bo
 
 @BOTH_WAYS
 @virtual_time
+@pytest.mark.parametrize("wrong", [2, 0], ids=["given twice", "0"])
+async def test_of_requests_that_came_together_those_before_one_with_a_wrong_number_are_begun(
+    together: bool, wrong: int
+) -> None:
+    async with proxies() as world:
+        entrance = await Entrance.open(world, together=together)
+        await entrance.proxy.written("a", b"first")
+        frames: list[Buffer] = []
+        for number in (1, 2, 3, wrong, 5):
+            frames += encode_request(number, WriteRecords("a", (b"%d" % number,)))
+        entrance.client.link.send(*frames)
+        await until(lambda: entrance.client.link.closed, every_s=0.001)
+        [(number, answer)] = entrance.client.answers.items()
+        assert number == 0
+        assert isinstance(answer, Refusal)
+        assert await world.payloads("a") == [b"first", b"1", b"2", b"3"]
+        assert entrance.server.held_bytes == 0
+
+
+@BOTH_WAYS
+@virtual_time
 async def test_of_writes_under_way_when_the_proxy_loses_its_nodes_each_client_hears_that_they_are_in_doubt(
     together: bool,
 ) -> None:
@@ -216,7 +238,8 @@ def test_each_of_them_is_counted_as_one_that_came_alone() -> None:
         fake = _Answering()
         service = MeasuredService(fake, scopes, StreamTraffic(), lambda now=now: now[0], fake)
         if together:
-            assert service.submit_run(requests, Caller("c:1"), lambda *_: None)
+            run = WriteRun("a", [1, 2, 3], [b"xx"] * 3, 6, True)
+            assert service.submit_run(run, Caller("c:1"), lambda *_: None)
         else:
             for request in requests:
                 service.submit(request, Caller("c:1"), lambda _: None)
@@ -245,7 +268,7 @@ class _Answering:
     def submit(self, request: Request, caller: Caller, reply: object) -> None:
         self._replies.append(reply)
 
-    def submit_run(self, requests: Sequence[WriteRecords], caller: Caller, reply: RunReply) -> bool:
+    def submit_run(self, run: WriteRun, caller: Caller, reply: RunReply) -> bool:
         self._run = reply
         return True
 

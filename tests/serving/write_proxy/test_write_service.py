@@ -90,6 +90,10 @@ async def test_a_request_that_finds_nothing_under_way_is_sent_in_its_turn_and_wh
         await proxy.write("events", b"first")
         receipts = await answers(proxy.asked(WriteRecords("events", (b"%d" % n,))) for n in range(20))
         assert receipts == [WriteReceipt(DLSN(1, 2, 0), 1), *(WriteReceipt(DLSN(1, 3, n), 1) for n in range(19))]
+        again = await answers(proxy.asked(WriteRecords("events", (b"%d" % n,))) for n in range(20))
+        assert again == [WriteReceipt(DLSN(1, 4, n), 1) for n in range(20)], (
+            "several came last, and come together again"
+        )
 
 
 @virtual_time

@@ -7,10 +7,11 @@
 Nothing here waits: what the writer answers later comes by callbacks, so that a write costs neither a task nor an
 `await`.
 
-A request that finds nothing of its stream under way is sent at once. Records that came one by one in one turn of the
-event loop are given to the writer together at its end, and what was written in a turn is sent together. While several
-entries of the stream are under way (`server_entries_under_way`), what comes is collected until one of them is answered:
-entries then grow with the load instead of in number. A buffer that is full goes out at once, whatever is under way.
+A request that finds nothing of its stream under way, where the last one came alone, is sent at once. Records that came
+one by one in one turn of the event loop are given to the writer together at its end, and what was written in a turn is
+sent together. While several entries of the stream are under way (`server_entries_under_way`), what comes is collected
+until one of them is answered: entries then grow with the load instead of in number. A buffer that is full goes out at
+once, whatever is under way.
 
 Fault model: the writer says what became of records, and its errors, whether they may have been stored. A request is
 answered with success only after that was said of each of its records. What requests hold is bounded, for their payloads
@@ -121,6 +122,11 @@ class Execution:
         self._scheduled = False
         self._beginning = False
         """A request is being begun, behind which `_send_now` looks."""
+        self._came = 0
+        """Requests that were begun since something was sent."""
+        self._alone = True
+        """What was sent last was one request. Where it was several, others will come in the turn of the next one, too:
+        sent before them, it would make of one entry two."""
         self._held_back = False
         """Something is to be sent when an entry that is under way is answered."""
         # Records that came one by one and are not with the writer yet.
@@ -138,7 +144,8 @@ class Execution:
 
     def begin(self, taken: TakenRequest) -> None:
         """Begin a request behind all that were begun before. Never raises."""
-        self._beginning = not self._sent and not self._scheduled
+        self._came += 1
+        self._beginning = self._alone and not self._sent and not self._scheduled
         try:
             request = taken.request
             # One record that nothing is asked of but to be stored: what most clients send. Such ones are only put
@@ -158,7 +165,8 @@ class Execution:
 
     def begin_run(self, run: TakenRun) -> None:
         """Begin writes that came together behind all that were begun before."""
-        self._beginning = not self._sent and not self._scheduled
+        self._came += run.records
+        self._beginning = self._alone and not self._sent and not self._scheduled
         self._taken.append(run)
         self._payloads += run.payloads
         self._send_soon()
@@ -358,10 +366,12 @@ class Execution:
     def _send_now(self) -> None:
         """Send what was begun just now, with nothing under way: another turn of the loop would find nothing more to
         send with it but what came in the same one."""
-        self._beginning = False
-        if self._taken or self._round.waiting:
-            self._write_taken()
+        self._write_taken()
+        self._beginning = False  # only now: what is written need not be sent in another turn
+        if self._round.waiting:
             self._send()
+        if self._taken:  # by callers that were answered within this call
+            self._send_soon()
 
     def _send_soon(self) -> None:
         if not (self._scheduled or self._beginning):
@@ -370,9 +380,11 @@ class Execution:
             self._loop.call_soon(self._send_taken)
 
     def _send_taken(self) -> None:
-        self._scheduled = False
         self._write_taken()
+        self._scheduled = False  # only now: what is written need not be sent in another turn
         self._send()
+        if self._taken:
+            self._send_soon()
 
     def _send(self) -> None:
         self._held_back = self._sent >= self._most_sent
@@ -383,6 +395,7 @@ class Execution:
         if round_.waiting:
             round_.sent = True
             self._sent += 1
+            self._alone, self._came = self._came <= 1, 0
         self.writer.push()
 
     def _ended(self, round_: _SendRound) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.serving.bindings.service import Caller, RunReply
 from dlspark.serving.protocol.operations import Refusal, WriteRecords
+from dlspark.serving.protocol.write_runs import WriteRun
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -23,18 +24,19 @@ class TakenRun:
     """Which writes came together, of which caller, and how many of them are answered? Compared by identity.
 
     Args:
-        requests: writes of one payload each, of which nothing is asked but to be stored.
+        run: the writes.
         began_s: when they came, by the event loop's clock.
     """
 
     __slots__ = ("_left", "_reply", "began_s", "caller", "on_end", "payloads", "records", "request", "size")
 
-    def __init__(self, requests: Sequence[WriteRecords], caller: Caller, reply: RunReply, began_s: float) -> None:
-        self.request = requests[0]
-        self.payloads = [request.payloads[0] for request in requests]
-        self.records = len(requests)
+    def __init__(self, run: WriteRun, caller: Caller, reply: RunReply, began_s: float) -> None:
+        self.request = WriteRecords(run.stream, (run.payloads[0],))
+        """The first of them."""
+        self.payloads = run.payloads
+        self.records = len(run.payloads)
         """How many requests it stands for."""
-        self.size = sum(map(len, self.payloads))
+        self.size = run.size
         self.caller = caller
         self.began_s = began_s
         self.on_end: Callable[[TakenRun], None] | None = None
