@@ -33,6 +33,7 @@ CLIENT: Final = "client"
 PROCESSOR: Final = "processor us"
 WAKE_UPS: Final = "wake-ups"
 SYSTEM_CALLS: Final = "system calls"
+REQUESTS: Final = "requests"
 COUNTED_S: Final = 0.5
 """Length of a window in which system calls are counted: counts hardly differ from one to the next."""
 _EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
