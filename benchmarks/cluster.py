@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from benchmarks.costs import CLIENT, CallCount, Figures, Watch
+from benchmarks.costs import CLIENT, REQUESTS, CallCount, Figures, Watch
 from dlspark.core.runtime import new_event_loop
 from dlspark.sandbox.beginning import LEDGERS_PATH
 from dlspark.sandbox.sandbox import Sandbox
@@ -79,10 +79,16 @@ class Cluster:
         """Return the entries that the nodes have read for clients since they started."""
         return int(counted_by_nodes(_node_directories(self.sandbox))[NODES]["entries read"])
 
-    def watch(self, others: Mapping[str, Sequence[int]] | None = None, *, jvm: int | None = None) -> Watch:
+    def watch(
+        self,
+        others: Mapping[str, Sequence[int]] | None = None,
+        *,
+        jvm: int | None = None,
+        client: LedgerClient | None = None,
+    ) -> Watch:
         """Return what looks at all that takes part: this process as the client unless `others` say otherwise, the
-        cluster, and a JVM with its Python workers."""
-        return watch_of(self.sandbox, others or {CLIENT: [os.getpid()]}, jvm=jvm)
+        cluster, and a JVM with its Python workers. `client`: that of this process, which counts its requests."""
+        return watch_of(self.sandbox, others or {CLIENT: [os.getpid()]}, jvm=jvm, client=client)
 
     def calls(self, others: Mapping[str, Sequence[int]] | None = None) -> CallCount:
         """Return what counts system calls of the same processes."""
@@ -92,16 +98,28 @@ class Cluster:
 # ------------------------------------------------------------------------------------ costs of a sandbox's servers
 
 
-def watch_of(sandbox: Sandbox, others: Mapping[str, Sequence[int]], *, jvm: int | None = None) -> Watch:
+def watch_of(
+    sandbox: Sandbox,
+    others: Mapping[str, Sequence[int]],
+    *,
+    jvm: int | None = None,
+    client: LedgerClient | None = None,
+) -> Watch:
     """Return what looks at these processes and the sandbox's servers, whose nodes serve `PAGES`, and at a JVM with its
     Python workers. With regions, the nodes of each are apart."""
-    counters = partial(counted_by_nodes, _node_directories(sandbox))
+    counters = partial(counted_by_all, _node_directories(sandbox), client)
     return Watch({**others, **server_pids(sandbox)}, jvm=jvm, counters=counters)
 
 
 def calls_of(sandbox: Sandbox, others: Mapping[str, Sequence[int]]) -> CallCount:
     """Return what counts system calls of the same processes."""
     return CallCount({**others, **server_pids(sandbox)})
+
+
+def counted_by_all(directories: Mapping[str, Sequence[Path]], client: LedgerClient | None) -> Figures:
+    """Return what these nodes and the client, if there is one, have counted so far."""
+    found = dict(counted_by_nodes(directories))
+    return found if client is None else {CLIENT: {REQUESTS: float(client.requests)}, **found}
 
 
 def counted_by_nodes(directories: Mapping[str, Sequence[Path]]) -> Figures:

@@ -33,6 +33,7 @@ CLIENT: Final = "client"
 PROCESSOR: Final = "processor us"
 WAKE_UPS: Final = "wake-ups"
 SYSTEM_CALLS: Final = "system calls"
+REQUESTS: Final = "requests"
 COUNTED_S: Final = 0.5
 """Length of a window in which system calls are counted: counts hardly differ from one to the next."""
 _EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -119,6 +120,12 @@ def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
 
 
+def _own_last(processes: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
+    """Return them with this process last: it is looked at last before a block and first behind it, as looking at the
+    others is not its load."""
+    return dict(sorted(processes.items(), key=lambda item: os.getpid() in item[1]))
+
+
 def _none_counted() -> Figures:
     return {}
 
@@ -148,8 +155,7 @@ class Watch:
         self.units = 0.0
 
     def __enter__(self) -> Watch:
-        # This process is looked at last before the block and first behind it: looking at the others is not its load.
-        self._processes = dict(sorted(self._processes.items(), key=lambda item: os.getpid() in item[1]))
+        self._processes = _own_last(self._processes)
         self._counted = self._counters()
         self._tree = None if self._jvm is None else TreeCpu([self._jvm])
         self._jvm_s = 0.0 if self._jvm is None else exact_cpu_s(self._jvm)
@@ -197,7 +203,8 @@ class CallCount:
     def __enter__(self) -> CallCount:
         with contextlib.ExitStack() as stack:
             try:
-                self._counting = {name: stack.enter_context(_perf(pids)) for name, pids in self._processes.items()}
+                processes = _own_last(self._processes)
+                self._counting = {name: stack.enter_context(_perf(pids)) for name, pids in processes.items()}
             except PerfError as reason:
                 self.missing, self._counting = str(reason), {}
             self._stack = stack.pop_all()
@@ -206,7 +213,8 @@ class CallCount:
     def __exit__(self, kind: object, *_: object) -> None:
         with self._stack:
             try:
-                self._done = {name: end() for name, end in self._counting.items()} if kind is None else {}
+                counting = reversed(list(self._counting.items()))
+                self._done = {name: end() for name, end in counting} if kind is None else {}
             except PerfError as reason:
                 self.missing = str(reason)
 

@@ -90,8 +90,8 @@ class LogBenchmark:
 
     async def _tail(self, seconds: float) -> tuple[list[float], list[float], Costs]:
         """Measure microseconds from acknowledgement to delivery, and from the write; and what a record costs."""
-        watch, calls = self._cluster.watch(), self._cluster.calls()
         async with await AsyncNamespace.open(self._cluster.uri, LOW_LATENCY) as namespace:
+            watch, calls = self._cluster.watch(client=namespace.ledgers), self._cluster.calls()
             found = []
             for length, window in ((seconds, watch), (COUNTED_S, calls)):
                 name = self._name()
@@ -125,13 +125,14 @@ class LogBenchmark:
                     lambda: by_records(log, total),
                     raw,
                 ]
-                watches = [None, self._cluster.watch(), None, self._cluster.watch(), None]
+                one, other = (self._cluster.watch(client=namespace.ledgers) for _ in range(2))
+                watches = [None, one, None, other, None]
                 figures = [
                     size * await _per_second(way, part, watch, total) / 1e6
                     for way, watch in zip(ways, watches, strict=True)
                 ]
             await namespace.delete_log(name)
-        return figures, [costs_of("record", watch) for watch in watches if watch is not None]
+        return figures, [costs_of("record", one), costs_of("record", other)]
 
     def _loops(self, records: Records, seconds: float) -> tuple[tuple[float, float, float], Costs]:
         """Measure thousands of records a second: by a synchronous loop, and bare objects before and after that; and

@@ -134,7 +134,7 @@ class StorageBenchmark:
     async def _load(self, seconds: float) -> tuple[list[float], Costs, Load, Load, RecordFigures, RecordFigures]:
         cluster = self._cluster
         async with cluster.client() as client:
-            watch, calls = cluster.watch(), cluster.calls()
+            watch, calls = cluster.watch(client=client), cluster.calls()
             latencies = await append_latencies_us(client, seconds, watch)
             await append_latencies_us(client, COUNTED_S, calls)
             large = await write_load(client, _repeated(os.urandom(ENTRY_BYTES)), LARGE_DEPTH, seconds, cluster)
@@ -151,7 +151,7 @@ class StorageBenchmark:
         )
         ledger_id = await fill_ledger(client, records)
         reader = await client.open(ledger_id, recover=False)
-        watch = self._cluster.watch()
+        watch = self._cluster.watch(client=client)
         try:
             rows, size, elapsed = await read_and_decode(reader, seconds, watch)
         finally:
@@ -281,7 +281,7 @@ async def write_load(
     Costs are those of one `per`, of which an entry has `per_entry`.
     """
     writer = await new_writer(client)
-    watch = cluster.watch()
+    watch = cluster.watch(client=client)
     with watch:
         written, began = cluster.disk_bytes_written(), time.perf_counter()
         pump = Pump(writer, payloads, seconds)

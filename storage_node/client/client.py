@@ -296,6 +296,11 @@ class LedgerClient:
         self._use()
         return await present(self._whereabouts, "the client is not in use").own_region()
 
+    @property
+    def requests(self) -> int:
+        """Requests sent to storage nodes so far, a round trip each: that of an entry to all its copies is one."""
+        return self._use().pool.requests
+
     async def disk_space(self, bookie: str) -> DiskSpace:
         """Return what a bookie says of its disks. Raises what kept it from answering, within
         `getBookieInfoTimeoutSecs`."""

@@ -278,6 +278,7 @@ class ConnectionPool:
         self.quarantine = Quarantine(settings.placement, loop, rng or random.Random())
         self.sweeper = Sweeper(loop, settings.sweep_interval_s)
         self.closed = False
+        self._looks = 0
         self._channels = settings.channels_per_bookie
         self._connections: dict[tuple[str, int], Connection] = {}
         self._batches: dict[str, BatchConnection] = {}
@@ -294,6 +295,13 @@ class ConnectionPool:
     def bookies(self) -> set[str]:
         """All that there ever was a connection to."""
         return {bookie for bookie, _ in self._connections} | set(self._batches)
+
+    @property
+    def requests(self) -> int:
+        """How many numbers `next_txn_id` has given out. Looking takes one as well, which is not counted: so requests,
+        which are many, need no counter of their own."""
+        self._looks += 1
+        return self.next_txn_id() - self._looks
 
     def pending(self, bookie: str) -> int:
         """Return how many requests to a bookie are under way: reads and questions, each batch as one."""

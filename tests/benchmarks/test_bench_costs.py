@@ -202,6 +202,17 @@ def test_syncs_of_another_process_are_counted_or_it_is_said_why_not(tmp_path: Pa
     assert calls.missing or calls.figures["child"]["fsyncs"] == 2.0
 
 
+def test_starting_and_ending_the_counts_of_others_is_not_counted_of_this_process() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        calls = CallCount({CLIENT: [os.getpid()], "one": [child.pid], "other": [child.pid]})
+        with calls:
+            pass
+        calls.units = 1
+        child.communicate(b"\n")
+    assert bool(calls.missing) != bool(calls.figures)
+    assert calls.missing or calls.figures[CLIENT][SYSTEM_CALLS] < 50, "it has done next to nothing"
+
+
 def test_what_nodes_have_counted_is_read_from_their_page() -> None:
     page = "# HELP bookie_adds_total Adds\n# TYPE bookie_adds_total counter\nbookie_adds_total 12.0\n\n"
     labelled = 'bookie_dir_free_bytes{directory="/some where"} 5.0\nbookie_SERVER_STATUS -1.0\n'

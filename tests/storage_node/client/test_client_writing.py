@@ -424,3 +424,19 @@ async def test_whatever_a_network_raises_the_requests_end_and_the_next_ones_conn
         again = await cluster.client().create()
         assert await again.add(b"y") == 0
         await again.close()
+
+
+@virtual_time
+async def test_a_client_counts_its_requests_that_of_an_entry_to_all_its_copies_once() -> None:
+    async with ModelCluster(3) as cluster:
+        client = cluster.client()
+        assert client.requests == 0
+        writer = await client.create()
+        before = client.requests
+        for _ in range(5):
+            await writer.add(b"entry")
+        assert [client.requests - before for _ in range(3)] == [5, 5, 5], "looking is no request"
+        reader = await client.open(writer.ledger_id, recover=False)
+        before = client.requests
+        await reader.read_unconfirmed(0, 4)
+        assert client.requests - before == 1, "read as one batch"
