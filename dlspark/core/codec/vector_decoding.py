@@ -404,14 +404,22 @@ class _ColumnCollector:
         offsets[1:] = headers["length"]
         np.cumsum(offsets, out=offsets)
         counts = np.array(self._counts, np.int64)
-        slot_id = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
+        some = counts > 0
+        begins = np.cumsum(counts[some]) - counts[some]
+        # Both as sums of steps, in place: numpy's own memory is given back and faulted in again with each batch.
+        entry_id, slot_id = new_column(count, np.int64), new_column(count, np.int64)
+        entry_id[:], slot_id[:] = 0, 1
+        entry_id[begins] = np.diff(np.array(self._entry_ids, np.int64)[some], prepend=0)
+        slot_id[begins] = 1 - np.diff(begins, prepend=-1)
+        np.cumsum(entry_id, out=entry_id)
+        np.cumsum(slot_id, out=slot_id)
         for first, slots in self._slots:
             slot_id[first : first + len(slots)] = slots
         self._bytes = np.empty(0, np.uint8)
         data = self._buffer.slice(0, self.used)
         return DecodedBatch(
             lssn=self._lssn,
-            entry_id=np.repeat(np.array(self._entry_ids, np.int64), counts),
+            entry_id=entry_id,
             slot_id=slot_id,
             txid=txid,
             position=position,

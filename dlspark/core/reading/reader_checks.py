@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dlspark.core.codec.arrow_arrays import new_column
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.codec.vector_decoding import decode_entries
@@ -100,7 +101,10 @@ class GapCheck:
         if self.missing_before(int(numbers[0])):
             return 0
         before, after = numbers[:-1], numbers[1:]
-        gaps = np.flatnonzero((after != before + 1) & (before != 0) & (after != 1))
+        steps = new_column(len(after), np.int64)
+        np.subtract(after, before, out=steps)
+        gaps = np.flatnonzero(steps != 1)
+        gaps = gaps[(before[gaps] != 0) & (after[gaps] != 1)]
         self._counters["position-gap"] += len(gaps)
         return int(gaps[0]) + 1 if len(gaps) else None
 
