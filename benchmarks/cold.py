@@ -15,6 +15,7 @@ time of a GET of its first byte in the same state: new client, new connection.
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -30,6 +31,7 @@ from benchmarks.cold_logs import (
     write_flights,
     write_noise,
 )
+from benchmarks.costs import CLIENT, Watch, Window, beside, costs_of
 from benchmarks.logs import by_columns, by_records
 from benchmarks.object_server import ObjectServer
 from benchmarks.results import Row, Target
@@ -110,13 +112,17 @@ class ColdBenchmark:
         settings = cold_settings(str(self._directory), {})
         async with await AsyncNamespace.open(self._cluster.uri, settings) as namespace:
             await write_flights(namespace, name, self._flights, 1)
+            watch = self._cluster.watch({"mover": [os.getpid()]})
             before = self._cluster.entries_read()
-            (unit,) = await move(namespace, name)
+            with watch:
+                (unit,) = await move(namespace, name)
             read = self._cluster.entries_read() - before
             await namespace.delete_log(name)
         file = present(unit.file, "the flights were not moved")
         check(file.rows == len(self._flights), f"{file.rows} flights were moved")
-        self._bytes.add(file.bytes / _MB, REPLICAS * sum(one.bytes for one in unit.segments) / _MB)
+        watch.units = file.rows
+        ledgers = REPLICAS * sum(one.bytes for one in unit.segments)
+        self._bytes.add(file.bytes / _MB, ledgers / _MB, costs=costs_of("row", watch))
         self._once.add(read, sum(one.metadata.last_entry + 1 for one in unit.segments))
 
     # ------------------------------------------------------------------ reading from S3
@@ -156,12 +162,26 @@ class ColdBenchmark:
                 return await self._read_by(server, _many_by_records, count)
 
             ways = (get, records, get, batches, get, records, together, records)
-            rates = [file.bytes / _MB / await _mean(way, seconds / 2) for way in ways]
+            watches = [self._watch(server) for _ in ways]
+            calls = self._cluster.calls(self._processes(server))
+            rates = [
+                file.bytes / _MB / await _mean(way, seconds / 2, watch, READERS * count if way is together else count)
+                for way, watch in zip(ways, watches, strict=True)
+            ]
+            await _mean(records, 0.0, calls, count)
         finally:
             await store.close()
-        self._read.add(rates[1], rates[0], rates[2])
-        self._columns.add(rates[3], rates[2], rates[4])
-        self._together.add(READERS * rates[6], rates[5], rates[7])
+        whole, _, _, by_batch, _, one, many, _ = (costs_of("record", watch) for watch in watches)
+        by_record = costs_of("record", watches[1], calls)
+        self._read.add(rates[1], rates[0], rates[2], costs=beside(by_record, "one GET", whole))
+        self._columns.add(rates[3], rates[2], rates[4], costs=by_batch)
+        self._together.add(READERS * rates[6], rates[5], rates[7], costs=beside(many, "one reader", one))
+
+    def _watch(self, server: ObjectServer) -> Watch:
+        return self._cluster.watch(self._processes(server))
+
+    def _processes(self, server: ObjectServer) -> dict[str, list[int]]:
+        return {CLIENT: [os.getpid()], "S3 server": [server.pid]}
 
     async def _read_by(
         self, server: ObjectServer, read: Callable[[AsyncLog, int], Awaitable[None]], count: int
@@ -174,22 +194,30 @@ class ColdBenchmark:
 
     def _first_records(self, server: ObjectServer) -> None:
         file, _ = self._noise
-        waits = [run(self._first_record_ms(server, file)) for _ in range(FIRST_RECORDS)]
+        ours, theirs = self._watch(server), self._watch(server)
+        waits = [run(self._first_record_ms(server, file, ours, theirs)) for _ in range(FIRST_RECORDS)]
+        ours.units = theirs.units = FIRST_RECORDS
         first, byte = (statistics.median(column) for column in zip(*waits, strict=True))
-        self._first.add(first - byte, FIRST_RECORD_MS)
+        costs = beside(costs_of("first record", ours), "first byte", costs_of("first byte", theirs))
+        self._first.add(first - byte, FIRST_RECORD_MS, costs=costs)
         self._first_byte.add(first, byte)
 
-    async def _first_record_ms(self, server: ObjectServer, file: ColdFile) -> tuple[float, float]:
+    async def _first_record_ms(
+        self, server: ObjectServer, file: ColdFile, ours: Watch, theirs: Watch
+    ) -> tuple[float, float]:
+        """Wait for the first record, and for the first byte, each within its window."""
         async with await self._open(server) as namespace, await namespace.open_log(LOG) as log:
+            with ours:
+                begin = time.perf_counter()
+                async with await log.open_reader() as reader:
+                    check(await reader.read_next() is not None, "there is no first record")
+                    first = time.perf_counter() - begin
+        with theirs:
             begin = time.perf_counter()
-            async with await log.open_reader() as reader:
-                check(await reader.read_next() is not None, "there is no first record")
-                first = time.perf_counter() - begin
-        begin = time.perf_counter()
-        store = open_store(file.url, file.options)
-        await store.read(file.url, [(0, 1)])
-        byte = time.perf_counter() - begin
-        await store.close()
+            store = open_store(file.url, file.options)
+            await store.read(file.url, [(0, 1)])
+            byte = time.perf_counter() - begin
+            await store.close()
         return first * 1e3, byte * 1e3
 
 
@@ -200,10 +228,13 @@ async def _many_by_records(log: AsyncLog, total: int) -> None:
     await asyncio.gather(*(by_records(log, total) for _ in range(READERS)))
 
 
-async def _mean(way: Callable[[], Awaitable[float]], least_s: float) -> float:
-    """Return the mean of the seconds that a way takes, behind one run that does not count."""
-    await way()
+async def _mean(way: Callable[[], Awaitable[float]], least_s: float, window: Window, units: int) -> float:
+    """Return the mean of the seconds that a way takes, behind one run that does not count. The window has them all, of
+    so many units each."""
     times: list[float] = []
-    while not times or sum(times) < least_s:
-        times.append(await way())
+    with window:
+        await way()
+        while not times or sum(times) < least_s:
+            times.append(await way())
+    window.units = units * (1 + len(times))
     return statistics.mean(times)

@@ -42,8 +42,9 @@ class ColdPlace:
 
 
 @contextmanager
-def mover(uri: str, place: ColdPlace) -> Iterator[None]:
-    """Run a mover of the namespace until the block ends; its log is in the place's folder. Raises SandboxError."""
+def mover(uri: str, place: ColdPlace) -> Iterator[int]:
+    """Run a mover of the namespace until the block ends, and yield its process; its log is in the place's folder.
+    Raises SandboxError."""
     conf = place.directory / "mover.conf"
     conf.write_text("".join(f"{key}={value}\n" for key, value in place.settings.items()))
     command = [sys.executable, "-m", "dlspark.cli", "--verbose", "cold", "run", f"--uri={uri}", f"--conf={conf}"]
@@ -59,6 +60,6 @@ def mover(uri: str, place: ColdPlace) -> Iterator[None]:
     try:
         if process.stdout is None or not first_line(process.stdout, START_TIMEOUT_S):
             raise SandboxError(f"the mover did not start; its log ends with:\n{log.read_text()[-2_000:]}")
-        yield
+        yield process.pid
     finally:
         end_processes([process])

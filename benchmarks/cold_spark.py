@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.cluster import Cluster, run
 from benchmarks.cold_logs import SUMMED, cold_settings, flights, move, write_flights, write_last
+from benchmarks.costs import Watch, Window, beside, costs_of, within
 from benchmarks.results import Row, Target
 from benchmarks.session import CORES
-from benchmarks.spark_jobs import run_until_steady
+from benchmarks.spark_jobs import run_until_steady, watch_of_spark
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.catalog.enabling import enable
 from metadata.foundation.errors import check, present
@@ -46,6 +47,7 @@ class ColdSparkBenchmark:
         rows: pa.Table | None = None,
         years: tuple[int, int] = (YEARS, HOT_YEARS),
     ) -> None:
+        self._cluster = cluster
         self._uri = cluster.uri
         self._spark = spark
         self._flights = rows if rows is not None else flights()
@@ -62,12 +64,25 @@ class ColdSparkBenchmark:
     def round(self, seconds: float) -> None:
         """Measure both rows once; queries run to their end, whatever `seconds` says."""
         cold, hot, parquet = self._jobs()
+        rows = self._cold_rows
         run_until_steady([cold, parquet], partial(_seconds, repeats=1))
-        before, ours, after = (_seconds(job, REPEATS) for job in (parquet, cold, parquet))
-        self._over_parquet.add(*(self._cold_rows / each / 1e3 for each in (ours, before, after)))
+        own, peer = self._watch(), self._watch()
+        before = _seconds(parquet, REPEATS)
+        ours = _seconds(cold, REPEATS, own, rows)
+        after = _seconds(parquet, REPEATS, peer, rows)
+        costs = beside(costs_of("row", own), "spark.read.parquet", costs_of("row", peer))
+        self._over_parquet.add(*(rows / each / 1e3 for each in (ours, before, after)), costs=costs)
         run_until_steady([cold, hot], partial(_seconds, repeats=1))
-        before, ours, after = _seconds(hot, 1), _seconds(cold, REPEATS), _seconds(hot, 1)
-        self._over_hot.add(self._cold_rows / ours / 1e3, self._hot_rows / before / 1e3, self._hot_rows / after / 1e3)
+        own, peer = self._watch(), self._watch()
+        before = _seconds(hot, 1)
+        ours = _seconds(cold, REPEATS, own, rows)
+        after = _seconds(hot, 1, peer, self._hot_rows)
+        costs = beside(costs_of("row", own), "hot", costs_of("row", peer))
+        hot_rates = (self._hot_rows / each / 1e3 for each in (before, after))
+        self._over_hot.add(rows / ours / 1e3, *hot_rates, costs=costs)
+
+    def _watch(self) -> Watch:
+        return watch_of_spark(self._cluster, self._spark)
 
     def _jobs(self) -> tuple[Callable[[], int], Callable[[], int], Callable[[], int]]:
         return partial(self._sum, COLD), partial(self._sum, HOT), self._sum_parquet
@@ -112,9 +127,13 @@ COLD: Final = "flights-cold"
 HOT: Final = "flights-hot"
 
 
-def _seconds(job: Callable[[], object], repeats: int) -> float:
-    """Return the mean time of a job."""
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        job()
-    return (time.perf_counter() - begin) / repeats
+def _seconds(job: Callable[[], object], repeats: int, window: Window | None = None, units: int = 0) -> float:
+    """Return the mean time of a job, which is as many units each time."""
+    with within(window):
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            job()
+        took = (time.perf_counter() - begin) / repeats
+    if window is not None:
+        window.units = units * repeats
+    return took

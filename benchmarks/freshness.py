@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import signal
 import statistics
 import sys
@@ -41,8 +42,9 @@ import pyarrow.parquet as pq
 
 from benchmarks.cluster import Cluster, run
 from benchmarks.cold_mover import ColdPlace, mover
+from benchmarks.costs import Costs, costs_of
 from benchmarks.machine import header
-from benchmarks.results import Row, Target, percentile, table
+from benchmarks.results import Row, Target, cost_table, percentile, table
 from dlspark.cold.lake.syncing import TableSync
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.cold import slot_length_s, slot_of
@@ -152,8 +154,9 @@ class FreshnessBenchmark:
         if not self.rows:
             self._directory.mkdir()
             logs = [FreshLog(mode, ASKED_S) for mode in MODES]
-            FreshnessRun(self._cluster, self._spark, self._directory, logs, SHORT_EVERY_S).run(SHORT_S)
-            self.rows = figures(logs)
+            fresh = FreshnessRun(self._cluster, self._spark, self._directory, logs, SHORT_EVERY_S)
+            fresh.run(SHORT_S)
+            self.rows = figures(logs, fresh.costs)
 
 
 class FreshnessRun:
@@ -181,6 +184,9 @@ class FreshnessRun:
         files: int = 0,
     ) -> None:
         self.logs = logs
+        self.costs: Costs | None = None
+        """Of a batch, whichever log it is written to: they are all written at once."""
+        self._cluster = cluster
         self._uri = cluster.uri
         self._spark = spark
         self._directory = directory
@@ -199,15 +205,29 @@ class FreshnessRun:
             self._place.set(one.name, {"coldFreshnessSeconds": one.freshness_s})
         with ExitStack() as stack:
             catalog = self._make_tables()
-            stack.enter_context(mover(self._uri, self._place))
-            with self._writing():
-                self._look_on(catalog, seconds, report)
-            deadline = time.monotonic() + self._late_s
-            while any(one.missing for one in self.logs) and time.monotonic() < deadline:
-                self._look(catalog)
-                time.sleep(LOOK_S)
+            mover_pid = stack.enter_context(mover(self._uri, self._place))
+            processes = {"driver, writer and looks": [os.getpid()], "mover": [mover_pid]}
+            watch = self._cluster.watch(processes, jvm=self._jvm_pid())
+            with watch:
+                with self._writing():
+                    self._look_on(catalog, seconds, report)
+                deadline = time.monotonic() + self._late_s
+                while any(one.missing for one in self.logs) and time.monotonic() < deadline:
+                    self._look(catalog)
+                    time.sleep(LOOK_S)
+        watch.units = sum(len(one.acknowledged) for one in self.logs)
+        if watch.units:
+            self.costs = costs_of(f"batch of {ROWS} rows, of all logs", watch)
         for one in self.logs:
             one.finished = run(_finished(self._uri, one.name))
+
+    def _jvm_pid(self) -> int | None:
+        """Return Spark's process; None where it writes none of the logs."""
+        if all(one.mode == WRITER for one in self.logs):
+            return None
+        from benchmarks.session import jvm_pid
+
+        return jvm_pid(self._spark)
 
     # ------------------------------------------------------------------ logs and their tables
 
@@ -379,14 +399,14 @@ def write_report(path: Path, logs: Sequence[FreshLog]) -> None:
     path.write_text(json.dumps(found) + "\n")
 
 
-def figures(logs: Sequence[FreshLog]) -> list[Row]:
-    """Return rows P32 and P33 of logs that were written. Rows of a log that lost a batch, or has one twice, say so and
-    cannot be believed."""
-    rows = []
+def figures(logs: Sequence[FreshLog], costs: Costs | None = None) -> list[Row]:
+    """Return rows P32 and P33 of logs that were written, the first with what a batch of any of them costs. Rows of a
+    log that lost a batch, or has one twice, say so and cannot be believed."""
+    rows: list[Row] = []
     for one in logs:
         delays = one.delays or [math.nan]
         fresh = Row("P33", f"acknowledged to visible, {one.mode}, p99", "s", "s asked", Target(1.0, at_most=True))
-        fresh.add(percentile(delays, 0.99), one.freshness_s)
+        fresh.add(percentile(delays, 0.99), one.freshness_s, costs=None if rows else costs)
         middle = Row("P33", f"acknowledged to visible, {one.mode}, p50", "s", "s asked", None)
         middle.add(statistics.median(delays), one.freshness_s)
         files = Row("P32", f"files a day, {one.mode}", "files", "files wanted", Target(1.0, at_most=True))
@@ -414,13 +434,14 @@ def main() -> int:
         cluster = stack.enter_context(Cluster(directory / "cluster"))
         spark = stack.enter_context(spark_session(directory))
         logs = [FreshLog(mode, asked) for asked in options.freshness for mode in options.commit_mode]
-        FreshnessRun(cluster, spark, directory, logs, options.every).run(options.seconds, options.json)
+        fresh = FreshnessRun(cluster, spark, directory, logs, options.every)
+        fresh.run(options.seconds, options.json)
     if options.json is not None:
         write_report(options.json, logs)
     for one in logs:
         print(summary(one))
-    rows = figures(logs)
-    print(table(rows), flush=True)
+    rows = figures(logs, fresh.costs)
+    print(f"{table(rows)}\n\n{cost_table(rows)}", flush=True)
     met = [not row.faults and (row.target is None or row.target.met(row.ratios[0])) for row in rows]
     return 0 if all(met) else 1
 

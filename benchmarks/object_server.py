@@ -32,6 +32,7 @@ class ObjectServer:
     """Where is the server?"""
 
     endpoint: str
+    pid: int
 
     @property
     def place(self) -> str:
@@ -86,7 +87,7 @@ def object_server(directory: Path) -> Iterator[ObjectServer]:
         with _environment(
             {"AWS_ACCESS_KEY_ID": _KEY, "AWS_SECRET_ACCESS_KEY": _SECRET, "AWS_EC2_METADATA_DISABLED": "true"}
         ):
-            server = ObjectServer(f"http://127.0.0.1:{ports['s3.port']}")
+            server = ObjectServer(f"http://127.0.0.1:{ports['s3.port']}", process.pid)
             _make_bucket(server.endpoint, process)
             yield server
     finally:

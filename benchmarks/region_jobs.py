@@ -2,7 +2,8 @@
 
 `regional` is a child: it takes its region from its environment, and then does one job after the other. Every job opens
 what it needs, is told when the others are ready (`Job.ready`), and returns plain numbers. Times are those of the
-machine's one monotonic clock, so that moments of two processes can be compared.
+machine's one monotonic clock, so that moments of two processes can be compared. Some jobs have `Looks`,
+so that windows are around the work alone; they return what a unit of it cost as well.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from benchmarks.cluster import run
+from benchmarks.costs import CallCount, Costs, Watch, Window, costs_of
 from benchmarks.limits import child_process
 from benchmarks.logs import LOW_LATENCY, fill_log
 from benchmarks.payloads import BATCH_BYTES, equal_lengths
@@ -30,6 +33,7 @@ RECORD_BYTES: Final = 1024
 _RECORDS: Final = equal_lengths(RECORD_BYTES)
 BATCH_RECORDS: Final = len(_RECORDS.txids)
 _TURNS: Final = 6
+_T = TypeVar("_T")
 _SILENCE_S: Final = 120.0
 """A job that takes longer has failed."""
 
@@ -86,32 +90,65 @@ def regional(end: Connection, environment: dict[str, str]) -> None:
 Ready = Callable[[], None]
 
 
+def process_id(_: Ready) -> int:
+    """Return the process that does the jobs."""
+    return os.getpid()
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """What looks at a job: a watch, and what counts system calls, where they are counted."""
+
+    watch: Watch
+    calls: CallCount | None = None
+
+    async def paced(self, work: Callable[[], Awaitable[_T]], count: int, pause_s: float) -> list[_T]:
+        """Do a unit of work so often, with a pause behind each, within the watch, and once more within the count;
+        return what came of the former."""
+        found: list[list[_T]] = []
+        windows: tuple[Window, ...] = (self.watch,) if self.calls is None else (self.watch, self.calls)
+        for window in windows:
+            done: list[_T] = []
+            with window:
+                for _ in range(count):
+                    done.append(await work())
+                    await asyncio.sleep(pause_s)
+            window.units = count
+            found.append(done)
+        return found[0]
+
+    def costs(self, per: str) -> Costs:
+        """Return what one unit cost."""
+        return costs_of(per, self.watch, self.calls)
+
+
 # ------------------------------------------------------------------------------------ logs
 
 
 def write_paced(
-    _: Ready, uri: str, settings: dict[str, Any], name: str, count: int, pause_s: float
-) -> list[tuple[float, float]]:
+    _: Ready, looks: Looks, uri: str, settings: dict[str, Any], name: str, count: int, pause_s: float
+) -> tuple[list[tuple[float, float]], Costs]:
     """Append to a log, one record at a time with a pause behind each; return when each was written, and
-    acknowledged."""
+    acknowledged. Where calls are counted, as many more are appended for that."""
 
     async def main() -> list[tuple[float, float]]:
-        moments: list[tuple[float, float]] = []
         async with (
             await AsyncNamespace.open(uri, {**LOW_LATENCY, **settings}) as namespace,
             await namespace.open_log(name) as log,
         ):
             writer = await log.open_writer()
             payload = bytes(SMALL_BYTES)
-            for number in range(writer.last_txid + 1, writer.last_txid + 1 + count):
+
+            async def append() -> tuple[float, float]:
                 begin = time.monotonic()
-                await writer.write(number, payload)
-                moments.append((begin, time.monotonic()))
-                await asyncio.sleep(pause_s)
+                await writer.write(writer.last_txid + 1, payload)
+                return begin, time.monotonic()
+
+            moments = await looks.paced(append, count, pause_s)
             await writer.close()
         return moments
 
-    return run(main())
+    return run(main()), looks.costs("append")
 
 
 def follow(ready: Ready, uri: str, name: str, count: int) -> list[float]:
@@ -153,6 +190,11 @@ def make_log(_: Ready, uri: str, settings: dict[str, Any], name: str, megabytes:
     return run(main())
 
 
+def records_of(megabytes: int) -> int:
+    """Return the records of a log of so many megabytes."""
+    return batches(megabytes) * BATCH_RECORDS
+
+
 def make_log_without(ready: Ready, uri: str, settings: dict[str, Any], name: str, megabytes: int, host: str) -> None:
     """Make a log of which a host's storage nodes have no copies: regions take turns, so that one of a few has none."""
 
@@ -181,25 +223,30 @@ def batches(megabytes: int) -> int:
     return max(1, (megabytes << 20) // BATCH_BYTES)
 
 
-def catch_up(_: Ready, uri: str, name: str, megabytes: int) -> float:
+def catch_up(_: Ready, looks: Looks, uri: str, name: str, megabytes: int) -> tuple[float, Costs]:
     """Read a completed log from its begin to its end; return the seconds from opening a reader on."""
 
     async def main() -> float:
         async with await AsyncNamespace.open(uri) as namespace, await namespace.open_log(name) as log:
-            begin = time.monotonic()
-            async with await log.open_reader() as reader:
-                seen = 0
-                while seen < batches(megabytes) * BATCH_RECORDS:
-                    seen += (await reader.next_batch()).num_rows
-            return time.monotonic() - begin
+            with looks.watch:
+                begin = time.monotonic()
+                async with await log.open_reader() as reader:
+                    seen = 0
+                    while seen < records_of(megabytes):
+                        seen += (await reader.next_batch()).num_rows
+                took = time.monotonic() - begin
+            looks.watch.units = seen
+            return took
 
-    return run(main())
+    return run(main()), looks.costs("record")
 
 
 # ------------------------------------------------------------------------------------ proxies
 
 
-def append_through(_: Ready, address: str, name: str, count: int, skipped: int, pause_s: float) -> list[float]:
+def append_through(
+    _: Ready, looks: Looks, address: str, name: str, count: int, skipped: int, pause_s: float
+) -> tuple[list[float], Costs]:
     """Append through a proxy, one record at a time with a pause behind each; return the seconds of each, but for the
     first ones."""
 
@@ -207,15 +254,15 @@ def append_through(_: Ready, address: str, name: str, count: int, skipped: int, 
         async with await AsyncClient.connect(address) as client:
             producer = client.producer(name)
             payload = bytes(SMALL_BYTES)
-            latencies = []
-            for _ in range(count + skipped):
+
+            async def append() -> float:
                 begin = time.monotonic()
                 await producer.write(payload)
-                latencies.append(time.monotonic() - begin)
-                await asyncio.sleep(pause_s)
-            return latencies[skipped:]
+                return time.monotonic() - begin
 
-    return run(main())
+            return (await looks.paced(append, count + skipped, pause_s))[skipped:]
+
+    return run(main()), looks.costs("append")
 
 
 # ------------------------------------------------------------------------------------ Spark
@@ -224,15 +271,16 @@ _SPARK: dict[str, Any] = {}
 """The session of this process, behind `start_spark`."""
 
 
-def start_spark(_: Ready, uri: str, directory: Path) -> None:
-    """Start a Spark session in this region; it ends with the process."""
-    from benchmarks.session import spark_session
+def start_spark(_: Ready, uri: str, directory: Path) -> int:
+    """Start a Spark session in this region; it ends with the process. Returns the process of its JVM."""
+    from benchmarks.session import jvm_pid, spark_session
     from dlspark.spark.catalog.enabling import enable
 
     directory.mkdir()
     _SPARK["held"] = held = spark_session(directory)
     _SPARK["session"] = spark = held.__enter__()
     enable(spark, uri=uri)
+    return jvm_pid(spark)
 
 
 def sum_by_spark(_: Ready, name: str, partitions: int, megabytes: int) -> float:
@@ -241,7 +289,7 @@ def sum_by_spark(_: Ready, name: str, partitions: int, megabytes: int) -> float:
     begin = time.monotonic()
     (row,) = _SPARK["session"].sql(query).collect()
     took = time.monotonic() - begin
-    wanted = batches(megabytes) * BATCH_RECORDS * RECORD_BYTES
+    wanted = records_of(megabytes) * RECORD_BYTES
     check(row[0] == wanted, f"Spark read {row[0]} bytes of {wanted}")
     return took
 

@@ -21,6 +21,8 @@ its bytes.
 
 **P38, appends through a proxy.** A client in the first region, one record at a time, through a proxy of its own region
 (one round trip, the writer's) and through one of the second (one more, the client's).
+
+What a unit of each load costs is of the shorter delay, and of none where bytes are counted: delays cost no processor.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import region_jobs as jobs
+from benchmarks.cluster import PAGES, calls_of, watch_of
+from benchmarks.costs import CLIENT, Costs, costs_of
 from benchmarks.proxies import write_proxy
-from benchmarks.region_jobs import RegionProcess, region_process
+from benchmarks.region_jobs import Looks, RegionProcess, records_of, region_process
 from benchmarks.results import Row, Target
 from benchmarks.session import CORES
 from dlspark.sandbox.sandbox import Sandbox
@@ -106,11 +110,15 @@ class RegionBenchmark:
         self._records = records
         self._megabytes = megabytes
         self._count = 0
-        self._sandbox = stack.enter_context(Sandbox(directory / "regions", regions=3, round_trip_ms=0))
+        self._sandbox = stack.enter_context(
+            Sandbox(directory / "regions", node_settings=PAGES, regions=3, round_trip_ms=0)
+        )
         self._uri = self._sandbox.uri
         environments = {name: self._sandbox.regions.environment(name) for name in self._sandbox.regions.names}
         self._in = {name: stack.enter_context(region_process(each)) for name, each in environments.items()}
         self._follower = stack.enter_context(region_process(environments[HOME]))
+        self._pids = {name: process.do(jobs.process_id) for name, process in self._in.items()}
+        self._follower_pid = self._follower.do(jobs.process_id)
         self._proxies = {
             place.name: stack.enter_context(
                 write_proxy(
@@ -125,7 +133,8 @@ class RegionBenchmark:
         self._spark: RegionProcess | None = None
         if spark:
             self._spark = stack.enter_context(region_process(environments[THIRD]))
-            self._spark.do(jobs.start_spark, self._uri, directory / "spark-in-a-region")
+            self._driver_pid = self._spark.do(jobs.process_id)
+            self._jvm_pid = self._spark.do(jobs.start_spark, self._uri, directory / "spark-in-a-region")
             for _ in range(SPARK_WARM_UPS):
                 self._spark.do(jobs.sum_by_spark, OWN, CORES, megabytes)
             stack.callback(self._spark.do, jobs.stop_spark)
@@ -173,83 +182,114 @@ class RegionBenchmark:
         says."""
         self._set_round_trips(0.0, 0.0)
         self._count_bytes()
-        plain = self._figures()
+        plain, _ = self._figures()
         for trip in self._trips:
             self._set_round_trips(trip, trip)
-            self._add(trip, self._figures(), plain)
+            first = trip == self._trips[0]
+            found, costs = self._figures(counted=first)
+            self._add(trip, found, plain, costs if first else {})
         near, far = self._trips[0], self._trips[-1]
         self._set_round_trips(near, far)
-        self._rows["uneven", near].add(self._write({}) * 1e3 - near, plain["3/3/2"] * 1e3 + WRITE_GOAL_MS)
+        self._rows["uneven", near].add(self._write({})[0] * 1e3 - near, plain["3/3/2"] * 1e3 + WRITE_GOAL_MS)
         self._set_round_trips(0.0, 0.0)
 
-    def _add(self, trip: float, found: Figures, plain: Figures) -> None:
-        """Add what was found at one round trip to its rows, less what was added."""
+    def _add(self, trip: float, found: Figures, plain: Figures, costs: Mapping[str, Costs]) -> None:
+        """Add what was found at one round trip to its rows, less what was added, and what a unit cost."""
+
+        def add(name: str, figure: float, limit: float) -> None:
+            self._rows[name, trip].add(figure, limit, costs=costs.get(name))
+
         for how in COPIES_ABROAD:
-            self._rows[how, trip].add(found[how] * 1e3 - trip, plain[how] * 1e3 + WRITE_GOAL_MS)
-        self._rows["here", trip].add(found["here"] * 1e3, plain["here"] * 1e3)
-        self._rows["there", trip].add(found["there"] * 1e3 - trip / 2, TAIL_GOAL_MS)
+            add(how, found[how] * 1e3 - trip, plain[how] * 1e3 + WRITE_GOAL_MS)
+        add("here", found["here"] * 1e3, plain["here"] * 1e3)
+        add("there", found["there"] * 1e3 - trip / 2, TAIL_GOAL_MS)
         for times, region in enumerate((HOME, SECOND), start=1):
             name = f"proxy {region}"
-            self._rows[name, trip].add(found[name] * 1e3 - times * trip, plain[name] * 1e3 + WRITE_GOAL_MS)
+            add(name, found[name] * 1e3 - times * trip, plain[name] * 1e3 + WRITE_GOAL_MS)
         for kind in ("", "spark ") if self._spark is not None else ("",):
-            self._rows[f"{kind}own", trip].add(found[f"{kind}own"], plain[f"{kind}own"])
-            self._rows[f"{kind}abroad", trip].add(found[f"{kind}abroad"], found[f"{kind}own"])
+            add(f"{kind}own", found[f"{kind}own"], plain[f"{kind}own"])
+            add(f"{kind}abroad", found[f"{kind}abroad"], found[f"{kind}own"])
 
     # ------------------------------------------------------------------------------------ measuring
 
-    def _figures(self) -> Figures:
-        """Measure everything once at the round trips that are set."""
-        here, there = self._tails()
-        found = {"3/3/2": self._write({}), "6/6/4": self._write(BY_COPIES), "here": here, "there": there}
+    def _figures(self, *, counted: bool = False) -> tuple[Figures, dict[str, Costs]]:
+        """Measure everything once at the round trips that are set, and what a unit of each load costs. `counted`: the
+        system calls of appends as well."""
+        found: Figures = {}
+        costs: dict[str, Costs] = {}
+        found["here"], found["there"], costs["here"] = self._tails()
+        for how, settings in (("3/3/2", {}), ("6/6/4", BY_COPIES)):
+            found[how], costs[how] = self._write(settings, counted=counted)
         for what, log in (("own", OWN), ("abroad", ABROAD)):
-            found[what] = self._in[THIRD].do(jobs.catch_up, self._uri, log, self._megabytes)
+            looks = self._looks({CLIENT: [self._pids[THIRD]]})
+            found[what], costs[what] = self._in[THIRD].do(jobs.catch_up, looks, self._uri, log, self._megabytes)
             if self._spark is not None:
-                queries = [self._spark.do(jobs.sum_by_spark, log, CORES, self._megabytes) for _ in range(SPARK_RUNS)]
-                found[f"spark {what}"] = min(queries)
+                found[f"spark {what}"], costs[f"spark {what}"] = self._query(self._spark, log)
         for region, proxy in self._proxies.items():
-            arguments = (proxy.address, self._name(), self._records, SKIPPED, IDLE_S)
-            found[f"proxy {region}"] = statistics.median(self._in[HOME].do(jobs.append_through, *arguments))
-        return found
+            looks = self._looks({CLIENT: [self._pids[HOME]], f"proxy in {region}": [proxy.pid]}, counted=counted)
+            arguments = (looks, proxy.address, self._name(), self._records, SKIPPED, IDLE_S)
+            seconds, costs[f"proxy {region}"] = self._in[HOME].do(jobs.append_through, *arguments)
+            found[f"proxy {region}"] = statistics.median(seconds)
+        return found, costs
 
-    def _tails(self) -> tuple[float, float]:
+    def _looks(self, processes: Mapping[str, Sequence[int]], *, counted: bool = False) -> Looks:
+        calls = calls_of(self._sandbox, processes) if counted else None
+        return Looks(watch_of(self._sandbox, processes), calls)
+
+    def _query(self, spark: RegionProcess, log: str) -> tuple[float, Costs]:
+        """Return the least seconds of some queries over a log, and what a row cost in all of them."""
+        watch = watch_of(self._sandbox, {"driver": [self._driver_pid]}, jvm=self._jvm_pid)
+        with watch:
+            seconds = [spark.do(jobs.sum_by_spark, log, CORES, self._megabytes) for _ in range(SPARK_RUNS)]
+        watch.units = SPARK_RUNS * records_of(self._megabytes)
+        return min(seconds), costs_of("row", watch)
+
+    def _tails(self) -> tuple[float, float, Costs]:
         """Return the seconds, p50, from a record's acknowledgement to a reader in the writer's region, and in another
-        one."""
+        one; and what a record costs that both have."""
         name = self._new_log({})
         count = self._records + SKIPPED
-        followers = (self._follower, self._in[SECOND])
-        for follower in followers:
+        readers = {HOME: (self._follower, self._follower_pid), SECOND: (self._in[SECOND], self._pids[SECOND])}
+        for follower, _ in readers.values():
             follower.begin(jobs.follow, self._uri, name, count)
-        for follower in followers:
+        for follower, _ in readers.values():
             follower.until_ready()
-        written = self._in[HOME].do(jobs.write_paced, self._uri, {}, name, count, PAUSE_S)
+        reading = {f"reader in {region}": [pid] for region, (_, pid) in readers.items()}
+        looks = self._looks({CLIENT: [self._pids[HOME]], **reading})
+        written, costs = self._in[HOME].do(jobs.write_paced, looks, self._uri, {}, name, count, PAUSE_S)
         here, there = (
             statistics.median(
                 seen - end for seen, (_, end) in list(zip(follower.result(), written, strict=True))[SKIPPED:]
             )
-            for follower in followers
+            for follower, _ in readers.values()
         )
-        return here, there
+        return here, there, costs
 
-    def _write(self, settings: Mapping[str, Any]) -> float:
-        """Return the seconds of a write, p50."""
-        arguments = (self._uri, dict(settings), self._new_log(settings), self._records + SKIPPED, IDLE_S)
-        written = self._in[HOME].do(jobs.write_paced, *arguments)
-        return float(statistics.median(end - begin for begin, end in written[SKIPPED:]))
+    def _write(self, settings: Mapping[str, Any], *, counted: bool = False) -> tuple[float, Costs]:
+        """Return the seconds of a write, p50, and what one costs."""
+        looks = self._looks({CLIENT: [self._pids[HOME]]}, counted=counted)
+        arguments = (looks, self._uri, dict(settings), self._new_log(settings), self._records + SKIPPED, IDLE_S)
+        written, costs = self._in[HOME].do(jobs.write_paced, *arguments)
+        return float(statistics.median(end - begin for begin, end in written[SKIPPED:])), costs
 
     def _count_bytes(self) -> None:
         """Count what crosses between regions for a log that is written, and for one that is read where its copies
         are."""
         for how, settings in (("3/3/2", {}), ("6/6/4", BY_COPIES)):
+            watch = watch_of(self._sandbox, {CLIENT: [self._pids[HOME]]})
             before = self._between_nodes(HOME, sent=True)
-            size = self._in[HOME].do(jobs.make_log, self._uri, dict(settings), self._name(), self._megabytes)
+            with watch:
+                size = self._in[HOME].do(jobs.make_log, self._uri, dict(settings), self._name(), self._megabytes)
+            watch.units = records_of(self._megabytes)
             sent = self._between_nodes(HOME, sent=True) - before
             copies = COPIES_ABROAD[how] * size
             check(sent >= copies, f"{sent} bytes went abroad, fewer than {COPIES_ABROAD[how]} copies of {size}")
-            self._rows[f"bytes {how}", 0].add(sent / 1e6, copies / 1e6)
+            self._rows[f"bytes {how}", 0].add(sent / 1e6, copies / 1e6, costs=costs_of("record", watch))
         before = self._between_nodes(THIRD, sent=False)
-        self._in[THIRD].do(jobs.catch_up, self._uri, OWN, self._megabytes)
+        looks = self._looks({CLIENT: [self._pids[THIRD]]})
+        _, costs = self._in[THIRD].do(jobs.catch_up, looks, self._uri, OWN, self._megabytes)
         fetched = self._between_nodes(THIRD, sent=False) - before
-        self._rows["fetched", 0].add(fetched / 1e6, self._entry_bytes / 1e6)
+        self._rows["fetched", 0].add(fetched / 1e6, self._entry_bytes / 1e6, costs=costs)
 
     def _between_nodes(self, region: str, *, sent: bool) -> int:
         """Return the bytes that a region has sent to storage nodes of other regions so far, or got from them."""

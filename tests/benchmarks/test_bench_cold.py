@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from benchmarks.cluster import Cluster
+from benchmarks.cluster import NODES, ZOOKEEPER, Cluster
 from benchmarks.cold import ColdBenchmark
 from benchmarks.cold_logs import FLIGHTS, YEAR_MS, another_year, flights
+from benchmarks.costs import CLIENT, PROCESSOR
 from benchmarks.freshness import DEFAULT_S, FILES_A_DAY, ROWS, WRITER, FreshLog, FreshnessRun, figures
 from benchmarks.object_server import object_server
 from dlspark.core.settings.cold import slot_length_s, slot_start_ms
+from metadata.foundation.errors import present
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,6 +103,14 @@ def test_all_rows_are_measured_on_a_small_scale(tmp_path: Path) -> None:
     assert not [fault for row in benchmark.rows for fault in row.faults]
     found = {(row.key, row.what): row for row in benchmark.rows}
     assert len(found) == 7
+    costs = {what: row.costs[0] for (_, what), row in found.items() if row.costs}
+    assert [each.per for each in costs.values()] == ["row", "record", "record", "record", "first record"]
+    assert set(costs["the flights with their schema, cold"].figures) == {"mover", NODES, ZOOKEEPER}
+    ours = costs["records read from S3"].figures
+    assert {CLIENT, "S3 server", f"one GET: {CLIENT}", "one GET: S3 server"} <= set(ours)
+    assert ours[NODES]["entries read"] == 0, "what is read lies in the S3 server"
+    together = costs["8 readers of one segment, together"].figures
+    assert together[CLIENT][PROCESSOR] < 3 * together[f"one reader: {CLIENT}"][PROCESSOR], "of one record, not of 8"
     for (key, _), row in found.items():
         if row.target is not None and key in ("P27", "P31"):
             assert row.target.met(row.ratios[0]), f"{key}: bytes and entries are counted, not timed"
@@ -118,3 +128,8 @@ def test_a_writer_s_batches_are_all_seen_in_its_table_once(tmp_path: Path) -> No
     assert not log.missing
     assert not log.wrong
     assert len(log.finished) == len(log.files) >= 2
+    costs = present(run.costs, "what a batch costs is not known")
+    assert set(costs.figures) == {"driver, writer and looks", "mover", NODES, ZOOKEEPER}
+    assert all(each[PROCESSOR] > 0 for each in costs.figures.values())
+    rows = figures([log, log], costs)
+    assert [bool(row.costs) for row in rows] == [True, False, False, False, False, False], "of both logs together"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.costs import CLIENT, PROCESSOR, SYSTEM_CALLS
 from benchmarks.region_jobs import catch_up
 from benchmarks.regions import ABROAD, HOME, SECOND, RegionBenchmark
 
@@ -29,12 +30,28 @@ def test_a_small_round_fills_every_row_with_what_can_be(tmp_path: Path) -> None:
         small.round(0.1)
         small._set_round_trips(0.0, 0.0)
         before = small._between_nodes("r3", sent=False)
-        small._in["r3"].do(catch_up, small._uri, ABROAD, 1)
+        reading = small._looks({CLIENT: [small._pids["r3"]]})
+        _, abroad = small._in["r3"].do(catch_up, reading, small._uri, ABROAD, 1)
+        assert abroad.figures["nodes in r1"]["entries read"] + abroad.figures["nodes in r2"]["entries read"] > 0
+        assert abroad.figures["nodes in r3"]["entries read"] == 0
         assert small._between_nodes("r3", sent=False) - before > 1 << 20  # all of it came from elsewhere
         rows = {row.what: row for row in small.rows}
         assert all(len(row.measured) == 1 and not row.faults for row in small.rows), [
             (row.what, row.faults) for row in small.rows
         ]
+        found = {row.what: row.costs[0] for row in small.rows if row.costs}
+        servers = {"nodes in r1", "nodes in r2", "nodes in r3", "ZooKeeper", "gateways"}
+        writing = found[f"write 6/6/4, {TRIP_MS:g} ms, p50 less {TRIP_MS:g}"]
+        tailing = found[f"tail in the writer's region, {TRIP_MS:g} ms, p50"]
+        proxied = found[f"append by another region's proxy, {TRIP_MS:g} ms, p50 less {2 * TRIP_MS:g}"]
+        assert set(writing.figures) == {CLIENT, *servers}
+        assert set(tailing.figures) == {CLIENT, "reader in r1", "reader in r2", *servers}
+        assert set(proxied.figures) == {CLIENT, "proxy in r2", *servers}
+        assert min(writing.figures[f"nodes in r{number}"]["adds"] for number in (1, 2, 3)) >= 2, "copies in each region"
+        for costs in (writing, tailing, proxied):
+            assert all(each[PROCESSOR] > 0 for each in costs.figures.values())
+        for costs in (writing, proxied):
+            assert (SYSTEM_CALLS in costs.figures[CLIENT]) != bool(costs.missing)
         for how, copies in (("3/3/2", 2), ("6/6/4", 4)):
             row = rows[f"bytes sent abroad, {how}"]
             assert row.limit == f"MB: {copies} copies"
@@ -53,8 +70,8 @@ def test_a_small_round_fills_every_row_with_what_can_be(tmp_path: Path) -> None:
             f"proxy {HOME}": 0.004,
             f"proxy {SECOND}": 0.004,
         }
-        found = {**figures, "3/3/2": 0.010, "6/6/4": 0.012, f"proxy {HOME}": 0.013, f"proxy {SECOND}": 0.021}
-        small._add(TRIP_MS, found, plain)
+        measured = {**figures, "3/3/2": 0.010, "6/6/4": 0.012, f"proxy {HOME}": 0.013, f"proxy {SECOND}": 0.021}
+        small._add(TRIP_MS, measured, plain, {})
         last = {what: (row.measured[-1], row.limits[-1]) for what, row in rows.items()}
         assert last[f"write 3/3/2, {TRIP_MS:g} ms, p50 less {TRIP_MS:g}"] == pytest.approx((2, 3))
         assert last[f"tail elsewhere, {TRIP_MS:g} ms, p50 less {TRIP_MS / 2:g}"] == pytest.approx((3, 2))
