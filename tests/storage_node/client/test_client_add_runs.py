@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
 
 import pytest
 from helpers.virtual_time import virtual_time
@@ -11,6 +14,7 @@ from helpers.worlds.model_cluster import ModelCluster, ModelLink, write
 
 from metadata.bookkeeper.ledger_metadata import DigestType
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
+from storage_node.client import add_runs
 from storage_node.client.add_runs import AddsUnderWay, SentRun
 from storage_node.client.pipeline import RUN_ENTRIES
 from storage_node.protocol.adds import Add, AddTemplate
@@ -223,6 +227,81 @@ def test_a_frame_that_only_begins_like_an_answer_is_cut_out() -> None:
     connected.send(0)
     longer = connected.answer(0)[LENGTH_BYTES:] + b"\x98\x06\x01"
     assert connected.read((len(longer)).to_bytes(LENGTH_BYTES, "big") + longer) == 1
+
+
+def steps_of(call: Callable[[], None]) -> int:
+    """Call it, and return how many lines of the table's code were run for it: its work, without a clock."""
+    steps = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return trace if frame.f_code.co_filename == add_runs.__file__ else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def refusals(count: int) -> int:
+    """Refuse so many adds, sent alone and in runs, each answer followed by a new run."""
+    connected = Connected()
+    for entry_id in range(count):
+        connected.send_alone(entry_id)
+    connected.send(*range(count, 2 * count))
+    frames = [connected.answer(entry_id, status=Status.EIO) for entry_id in range(2 * count)]
+
+    def refuse() -> None:
+        for number, frame in enumerate(frames):
+            connected.send(2 * number, 2 * number + 1, ledger=8)
+            connected.read(frame)
+
+    steps = steps_of(refuse)
+    assert connected.owners[7].refused == list(range(2 * count))
+    assert [add[2] for add in connected.adds.take_all()] == list(range(4 * count))
+    return steps
+
+
+def late_answers(count: int) -> int:
+    """Hear EOKs of so many adds whose time is over, while others wait."""
+    connected = Connected()
+    connected.send(*range(count), deadline=5.0)
+    late = connected.answers(*range(count))
+    connected.send(*range(count, 2 * count))
+    assert len(connected.adds.take_late(5.0)) == count
+
+    def hear() -> None:
+        connected.read(late)
+
+    steps = steps_of(hear)
+    connected.read(connected.answers(*range(count, 2 * count)))
+    assert connected.owners[7].added == list(range(count, 2 * count))
+    assert not connected.adds
+    return steps
+
+
+@pytest.mark.parametrize("answers", [refusals, late_answers])
+def test_hundreds_of_other_answers_cost_no_more_each_than_a_few(answers: Callable[[int], int]) -> None:
+    assert answers(500) < 12 * answers(50)
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["of a run", "sent alone"])
+def test_an_answer_that_names_no_entry_ends_the_add_with_its_transaction_id(alone: bool) -> None:
+    connected = Connected()
+    if alone:
+        connected.send_alone(0)
+        connected.send_alone(1)
+    else:
+        connected.send(0, 1)
+    wrong = encode_add_response(connected.txn_ids[7, 1], Status.EIO, 0, 0)
+    connected.read(wrong + wrong)
+    connected.read(connected.answer(0))
+    assert (connected.owners[7].added, connected.owners[7].refused) == ([0], [1])
+    assert not connected.adds
 
 
 # ------------------------------------------------------------------------------------ what leaves a writer
