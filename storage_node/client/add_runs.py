@@ -194,8 +194,15 @@ class AddsUnderWay:
         """Notify owners of their EOKs, in order; those in a row of one owner and seat cost one call, and one drain."""
         if self._acknowledged:
             acknowledged, self._acknowledged = self._acknowledged, []
-            for owner, seat, entry_ids in acknowledged:
-                owner.on_added(seat, entry_ids)
+            told = 0
+            try:
+                for owner, seat, entry_ids in acknowledged:
+                    told += 1
+                    owner.on_added(seat, entry_ids)
+            finally:
+                # Where an owner failed, which ends the link: the others' are in no table any more, and are passed on
+                # with its end.
+                self._acknowledged[:0] = acknowledged[told:]
 
     # ------------------------------------------------------------------------------------ other ends
 

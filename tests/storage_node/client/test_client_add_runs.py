@@ -304,6 +304,27 @@ def test_an_answer_that_names_no_entry_ends_the_add_with_its_transaction_id(alon
     assert not connected.adds
 
 
+class Failing(Owner):
+    """Cannot take an acknowledgement."""
+
+    def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None:
+        super().on_added(seat, entry_ids)
+        raise RuntimeError("an owner's bug")
+
+
+def test_an_owner_that_fails_keeps_no_acknowledgement_from_the_others() -> None:
+    connected = Connected()
+    connected.owners[7] = Failing()
+    connected.send(0, 1)
+    connected.send(5, ledger=8)
+    data = connected.answers(0, 1) + connected.answer(5, ledger=8)
+    with pytest.raises(RuntimeError, match="an owner's bug"):
+        connected.read(data)
+    connected.adds.pass_on()  # as a connection does when its link has ended
+    assert connected.owners[7].calls == [[0, 1]]
+    assert connected.owners[8].calls == [[5]]
+
+
 # ------------------------------------------------------------------------------------ what leaves a writer
 
 
