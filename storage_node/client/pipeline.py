@@ -40,7 +40,7 @@ from storage_node.errors import (
     QuorumWriteError,
     UnauthorizedAccessError,
 )
-from storage_node.protocol.adds import Add, AddTemplate
+from storage_node.protocol.adds import Add, AddTemplate, check_size
 from storage_node.protocol.digests import EntryDigest, master_key
 from storage_node.protocol.frames import Buffer
 from storage_node.protocol.writing import WriterMachine
@@ -308,14 +308,16 @@ class AddPipeline:
             if run is not None:
                 try:
                     self._send_run(run, route)
-                except Exception as error:  # the boundary: a payload that was released meanwhile, which is not allowed
-                    logger.exception("entries %s cannot be packaged", run.entry_ids)
-                    violation = InvariantViolation(
-                        f"an entry cannot be packaged: {error!r}; it was not sent", ledger_id=self.ledger_id
-                    )
-                    violation.__cause__ = error
-                    self._broken(violation)
+                except Exception as error:  # the boundary: of payloads that were changed or released meanwhile
+                    self._cannot_send(run.entry_ids, f"an entry cannot be packaged: {error!r}; it was not sent", error)
                     return
+
+    def _cannot_send(self, entry_ids: Sequence[int], message: str, error: Exception) -> None:
+        """End this writer, and no other one: a payload is not what it was when it was added, which is not allowed."""
+        logger.error("entries %s cannot be sent", entry_ids, exc_info=error)
+        violation = InvariantViolation(message, ledger_id=self.ledger_id)
+        violation.__cause__ = error
+        self._broken(violation)
 
     def _drop_open(self) -> None:
         """Do not send the runs that were begun."""
@@ -351,7 +353,8 @@ class AddPipeline:
     def _transmit(
         self, entry_id: int, header: bytes, size: int, payload: tuple[Buffer, ...], seats: tuple[Seat, ...]
     ) -> None:
-        """Send one entry to some seats now, under one transaction id."""
+        """Send one entry to some seats now, under one transaction id. Raises CallerError where its size has changed."""
+        check_size(entry_id, size, payload)
         txn_id = self._pool.next_txn_id()
         template = self._template
         head, answer = template.frames(txn_id, entry_id, len(header) + size)
@@ -369,7 +372,11 @@ class AddPipeline:
         pending = self._entries.get(entry_id)
         if pending is not None:  # else it could not be packaged just now, which has ended the writer
             _, size, run, payload = pending
-            self._transmit(entry_id, run.header(entry_id), size, payload, seats)
+            header = run.header(entry_id)
+            try:
+                self._transmit(entry_id, header, size, payload, seats)
+            except Exception as error:  # the boundary, as in `_send_open`
+                self._cannot_send([entry_id], f"an entry cannot be sent again: {error!r}", error)
 
     def _route(self, seats: tuple[Seat, ...]) -> AddRoute:
         if len(self._routes) >= MAX_ROUTES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -9,10 +10,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from helpers.twins import running_on
 from helpers.virtual_time import virtual_time
 from helpers.worlds.model_cluster import ModelCluster, ModelLink, write
 
 from metadata.bookkeeper.ledger_metadata import DigestType
+from metadata.foundation import compiled
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from storage_node.client import add_runs
 from storage_node.client.add_runs import AddsUnderWay, SentRun
@@ -408,3 +411,49 @@ async def test_a_payload_that_is_gone_before_it_is_sent_fails_its_writer_in_word
         for future in (kept, lost):
             with pytest.raises(InvariantViolation, match=r"an entry cannot be packaged: ValueError.*it was not sent"):
                 await future
+
+
+def emptied(payload: bytearray) -> None:
+    payload.clear()
+
+
+def grown(payload: bytearray) -> None:
+    payload += b"more"
+
+
+@pytest.mark.parametrize("change", [emptied, grown])
+@virtual_time
+async def test_a_payload_whose_size_changes_before_it_is_sent_ends_its_writer_alone(
+    change: Callable[[bytearray], None],
+) -> None:
+    for used in (None, compiled.core):
+        async with ModelCluster(3) as cluster:
+            with running_on(used):
+                client = cluster.client()
+                writer, other = await client.create(), await client.create()
+                payload = bytearray(100)
+                lost, kept = writer.add(payload), [other.add(b"kept") for _ in range(3)]
+                change(payload)
+                with pytest.raises(InvariantViolation, match=r"entry 0 had 100 bytes when it was added, and has "):
+                    await lost
+                assert [await one for one in kept] == [0, 1, 2]  # on the same connections
+                assert (await other.close()).last_entry == 2
+
+
+@virtual_time
+async def test_a_payload_whose_size_changes_before_it_is_sent_again_ends_its_writer_alone() -> None:
+    async with ModelCluster(4) as cluster:
+        client = cluster.client()
+        writer, other = await client.create(), await client.create()
+        await write(writer, 3)
+        cluster.bookies[writer.metadata.last_ensemble.bookies[0]].refuse_adds = Status.EIO
+        for bookie in writer.metadata.last_ensemble.bookies[1:]:
+            cluster.bookies[bookie].silent = True
+        payload = bytearray(40_000)
+        lost = writer.add(payload)
+        asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, payload.clear)
+        with pytest.raises(InvariantViolation, match=r"cannot be sent again: .*had 40000 bytes .*, and has 0 now"):
+            await lost
+        for bookie in cluster.bookies.values():
+            bookie.silent, bookie.refuse_adds = False, None
+        assert await write(other, 3) == [0, 1, 2]
