@@ -341,13 +341,19 @@ class AddPipeline:
 
     def _send_alone(self, send: Send, future: asyncio.Future[int], size: int, payload: tuple[Buffer, ...]) -> None:
         """Send a large entry now, behind the small ones before it."""
-        self._send_open()
         entry_id, run = send.entry_id, EntryRun()
-        header = self._digest.package(self.ledger_id, entry_id, send.last_add_confirmed, send.length, *payload)
         run.entry_ids.append(entry_id)
-        run.headers, run.header_bytes = header, len(header)
-        self._entries[entry_id] = (future, size, run, payload)
-        self._transmit(entry_id, header, size, payload, send.seats)
+        self._entries[entry_id] = (future, size, run, payload)  # first: what ends the writer below ends this entry too
+        self._send_open()
+        if self.machine.ended:
+            return
+        try:
+            header = self._digest.package(self.ledger_id, entry_id, send.last_add_confirmed, send.length, *payload)
+            run.headers, run.header_bytes = header, len(header)
+            self._transmit(entry_id, header, size, payload, send.seats)
+        except Exception as error:  # the boundary, as in `_send_open`
+            self._cannot_send([entry_id], f"an entry cannot be packaged: {error!r}; it was not sent", error)
+            return
         self._watch()
 
     def _transmit(
@@ -424,6 +430,8 @@ class AddPipeline:
         self._run(self.machine.abort(error))
 
     def _run(self, effects: Effects) -> None:
+        """Carry out the effects, in order. One may end the writer and all its entries, where a payload cannot be sent:
+        then those behind it that are about entries mean nothing any more."""
         for effect in effects:
             if isinstance(effect, Acknowledged):
                 self._acknowledge(effect)
@@ -452,8 +460,9 @@ class AddPipeline:
         elif isinstance(effect, Moved):
             self._bind()
         elif isinstance(effect, Send):
-            future, size, _, payload = self._entries[effect.entry_id]
-            self._send(effect, future, size, payload)
+            if not self._has_ended():
+                future, size, _, payload = self._entries[effect.entry_id]
+                self._send(effect, future, size, payload)
         elif isinstance(effect, Cut):
             self._end_entries(effect.error)
         elif isinstance(effect, Failed):
@@ -463,7 +472,13 @@ class AddPipeline:
         elif isinstance(effect, Closed):
             self._closed(effect.metadata)
 
+    def _has_ended(self) -> bool:
+        """Return whether the writer has ended with all its entries; a machine alone may end with effects to come."""
+        return not self._entries and self.machine.ended
+
     def _acknowledge(self, effect: Acknowledged) -> None:
+        if self._has_ended():
+            return
         take, total = self._entries.pop, 0
         for entry_id in range(effect.first, effect.last + 1):
             future, size, _, _ = take(entry_id)

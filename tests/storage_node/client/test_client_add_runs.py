@@ -26,7 +26,7 @@ from storage_node.protocol.digests import EntryDigest
 from storage_node.protocol.encoding import encode_add_response
 from storage_node.protocol.frames import LENGTH_BYTES, Buffer, ChunkPool, FrameBuffer
 from storage_node.protocol.schema import Status
-from storage_node.protocol.writing_model import Seat
+from storage_node.protocol.writing_model import Acknowledged, Resend, Seat, Send
 
 LEDGERS = (7, 8)
 SEND = ModelLink.send
@@ -457,3 +457,35 @@ async def test_a_payload_whose_size_changes_before_it_is_sent_again_ends_its_wri
         for bookie in cluster.bookies.values():
             bookie.silent, bookie.refuse_adds = False, None
         assert await write(other, 3) == [0, 1, 2]
+
+
+@virtual_time
+async def test_a_large_entry_behind_one_that_cannot_be_packaged_ends_with_its_writer() -> None:
+    async with ModelCluster(3) as cluster:
+        writer = await cluster.client().create()
+        view = memoryview(bytearray(b"payload"))
+        small = writer.add(view)
+        view.release()
+        large = writer.add(bytes(40_000))
+        for future in (small, large):
+            with pytest.raises(InvariantViolation, match="an entry cannot be packaged"):
+                await asyncio.wait_for(future, 600)
+        await cluster.settle()
+        assert not any(bookie.adds for bookie in cluster.bookies.values())
+        assert writer.outstanding_bytes == 0
+
+
+@virtual_time
+async def test_what_was_decided_before_a_writer_ended_is_not_carried_out() -> None:
+    """An entry is sent again, which a payload of the same turn keeps from, and another one acknowledged."""
+    async with ModelCluster(4) as cluster:
+        writer = await cluster.client().create()
+        kept = writer.add(b"kept")
+        await asyncio.sleep(0)
+        view = memoryview(bytearray(b"payload"))
+        lost = writer.add(view)
+        view.release()
+        writer._run((Resend(0, writer.machine.seats), Acknowledged(0, 0), Send(1, -1, 11, writer.machine.seats)))
+        for future in (kept, lost):
+            with pytest.raises(InvariantViolation, match="an entry cannot be packaged"):
+                await asyncio.wait_for(future, 600)
