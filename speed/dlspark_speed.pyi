@@ -82,8 +82,8 @@ def encode_adds(
     """Package adds under transaction ids in a row: `ids` are the ledger's and the first of those, `fields` the ledger's
     key, and the priority and the options as they stand in a frame; an add is an entry id, the LAC and the length that
     the entry carries, its payload's size, its payload. Return the frames, the EOK frames that will answer them, and the
-    entries' headers, each kind one behind the other, and the length of every EOK frame, 0 where they differ. None where
-    an argument is something else: the twin words the error."""
+    entries' headers, each kind one behind the other, and the length of every EOK frame, 0 where they differ. None for
+    ids from 2^63 on, or where an argument is something else: the twin decides, and words the error."""
 
 def take_writes(frames: Sequence[ReadableBuffer]) -> tuple[bytes, list[int], list[bytes], int, bool] | None:
     """Take the writes that `frames`, without their lengths, begin with, as long as they are of one record each, on one

@@ -94,7 +94,7 @@ class CompiledCore(Protocol):
         adds: Sequence[tuple[int, int, int, int, tuple[ReadableBuffer, ...]]],
         /,
     ) -> tuple[bytes, bytes, bytes, int] | None:
-        """Package adds to one ledger."""
+        """Package adds to one ledger; None for ids from 2^63 on, or other adds that the twin has to decide on."""
         ...
 
     def take_writes(

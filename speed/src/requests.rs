@@ -76,16 +76,16 @@ type Add<'py> = (i64, i64, i64, usize, Bound<'py, PyTuple>);
 type Run<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, Bound<'py, PyBytes>, usize);
 
 /// Package `adds` to a ledger under transaction ids in a row; `ids` are the ledger's and the first of those, `fields`
-/// the ledger's key, and the priority and the options as they stand in a frame. None for another digest, or where an
-/// argument is not what the twin takes: it words the error.
+/// the ledger's key, and the priority and the options as they stand in a frame. None for another digest, for ids from
+/// 2^63 on, or where an argument is not what the twin takes: it decides, and words the error.
 #[pyfunction]
 pub fn encode_adds<'py>(
     digest_size: usize,
-    ids: (i64, i64),
+    ids: &Bound<'py, PyAny>,
     fields: (Bound<'py, PyBytes>, Bound<'py, PyBytes>, Bound<'py, PyBytes>),
     adds: &Bound<'py, PyList>,
 ) -> Option<Run<'py>> {
-    let (ledger_id, first_txn_id) = ids;
+    let (ledger_id, first_txn_id): (i64, i64) = ids.extract().ok()?;
     let (key, priority, tail) = (fields.0.as_bytes(), fields.1.as_bytes(), fields.2.as_bytes());
     let ledger = Varint::of(u64::try_from(ledger_id).ok()?);
     let key_size = Varint::size(key.len());

@@ -4,7 +4,7 @@ An EOK says nothing but what the request said, so its bytes are known when the r
 that were sent together are one run: of a run only the next answer is looked for, by its bytes, and those that follow it
 are compared with what was read, all in one comparison. A bookie answers the adds of one ledger in their order, so a run
 is rarely looked at more than once a read. Where an answer is anything else (an error, another order, another layout of
-its fields), the runs are taken apart into single adds, and each is found by itself.
+its fields), the runs are taken apart into single adds, each run once, and each add is found by itself.
 
 An add is in this table from before it is sent until it is taken out, once, to be acknowledged or refused.
 """
@@ -99,6 +99,10 @@ class AddsUnderWay:
     def __init__(self) -> None:
         # By the EOK that will answer it, its length prefix included: an add, or a run, of which it is the next one.
         self._waiting: dict[bytes, SentAdd | SentRun] = {}
+        # The runs among those, by the first id that each had: what is to be taken apart, so that it is once.
+        self._runs: dict[int, SentRun] = {}
+        # The EOKs of the single adds among those, by transaction id: some answers name no other id.
+        self._answers: dict[int, bytes] = {}
         # EOKs of the read that is being delivered, which were taken out above: in the order in which they came.
         self._acknowledged: list[tuple[AddOwner, Seat, list[int]]] = []
 
@@ -108,13 +112,19 @@ class AddsUnderWay:
     def sent(self, answer: bytes, add: SentAdd) -> None:
         """Wait for this add's answer; `answer` is its EOK."""
         self._waiting[answer] = add
+        self._answers[add[4]] = answer
 
     def sent_run(self, run: SentRun) -> None:
         """Wait for these adds' answers."""
         if run.answer_bytes:
             self._waiting[run.next_answer()] = run
+            self._runs[run.first_txn_id] = run
         else:
-            self._waiting.update(run.singles())  # where ids get a digit more
+            self._wait_apart(run)  # where ids get a digit more
+
+    def _wait_apart(self, run: SentRun) -> None:
+        for answer, add in run.singles():
+            self.sent(answer, add)
 
     # ------------------------------------------------------------------------------------ acknowledgements
 
@@ -135,6 +145,7 @@ class AddsUnderWay:
                 return at
             at += size
             if type(found) is tuple:
+                del self._answers[found[4]]
                 self._note(found[0], found[1], (found[2],))
             else:
                 at += self._follow(cast(SentRun, found), data, at) * size
@@ -153,6 +164,8 @@ class AddsUnderWay:
         self._note(run.owner, run.seat, run.entry_ids[begin:end])
         if end < len(run.entry_ids):
             self._waiting[run.next_answer()] = run
+        else:
+            del self._runs[run.first_txn_id]
         return most
 
     def acknowledge(self, frame: memoryview) -> bool:
@@ -163,6 +176,7 @@ class AddsUnderWay:
         if found is None:
             return False
         if type(found) is tuple:
+            del self._answers[found[4]]
             self._note(found[0], found[1], (found[2],))
         else:
             self._follow(cast(SentRun, found), b"", 0)
@@ -180,48 +194,59 @@ class AddsUnderWay:
         """Notify owners of their EOKs, in order; those in a row of one owner and seat cost one call, and one drain."""
         if self._acknowledged:
             acknowledged, self._acknowledged = self._acknowledged, []
-            for owner, seat, entry_ids in acknowledged:
-                owner.on_added(seat, entry_ids)
+            told = 0
+            try:
+                for owner, seat, entry_ids in acknowledged:
+                    told += 1
+                    owner.on_added(seat, entry_ids)
+            finally:
+                # Where an owner failed, which ends the link: the others' are in no table any more, and are passed on
+                # with its end.
+                self._acknowledged[:0] = acknowledged[told:]
 
     # ------------------------------------------------------------------------------------ other ends
 
     def _singles(self) -> dict[bytes, SentAdd]:
-        """Return all adds, after taking the runs apart: from now on each is found by itself."""
-        singles: dict[bytes, SentAdd] = {}
-        for answer, found in self._waiting.items():
-            if type(found) is tuple:
-                singles[answer] = found
-            else:
-                singles.update(cast(SentRun, found).singles())
-        self._waiting = cast("dict[bytes, SentAdd | SentRun]", singles)
-        return singles
+        """Return all adds, after taking the runs apart: from now on each is found by itself. An add is moved once: a
+        bookie that refuses thousands costs no more than one that takes them."""
+        for run in self._runs.values():
+            del self._waiting[run.next_answer()]
+            self._wait_apart(run)
+        self._runs.clear()
+        return cast("dict[bytes, SentAdd]", self._waiting)
+
+    def _take_out(self, answer: bytes) -> SentAdd | None:
+        """Take out the single add with this EOK; None: none waits for it."""
+        add = cast("SentAdd | None", self._waiting.pop(answer, None))
+        if add is not None:
+            del self._answers[add[4]]
+        return add
 
     def take(self, response: Response) -> SentAdd | None:
         """Take out the add that an answer other than a canonical EOK is about; None: none waits for it."""
-        singles = self._singles()
+        self._singles()
         if isinstance(response, AddResponse):
             ids = (response.ledger_id, response.entry_id)
-            add = singles.pop(encode_add_response(response.txn_id, Status.EOK, *ids), None)
+            add = self._take_out(encode_add_response(response.txn_id, Status.EOK, *ids))
             if add is not None:
                 return add
-        for answer, add in singles.items():  # without ids, or with wrong ones: rare enough to be searched for
-            if add[4] == response.txn_id:
-                del singles[answer]
-                return add
-        return None
+        answer = self._answers.get(response.txn_id)  # without ids, or with wrong ones
+        return None if answer is None else self._take_out(answer)
 
     def take_late(self, now: float) -> list[SentAdd]:
         """Take out those whose time is over, in the order in which they were sent."""
         if all(_deadline(found) > now for found in self._waiting.values()):
             return []  # nearly always: runs stay runs
-        singles = self._singles()
-        late = [answer for answer, add in singles.items() if add[3] <= now]
-        return sorted((singles.pop(answer) for answer in late), key=lambda add: (add[3], add[4]))
+        late = sorted((add for add in self._singles().values() if add[3] <= now), key=lambda add: (add[3], add[4]))
+        for add in late:
+            self._take_out(self._answers[add[4]])
+        return late
 
     def take_all(self) -> list[SentAdd]:
-        """Take out every add."""
-        singles, self._waiting = self._singles(), {}
-        return list(singles.values())
+        """Take out every add, in the order in which they were sent."""
+        singles = self._singles()
+        self._waiting, self._answers = {}, {}
+        return sorted(singles.values(), key=lambda add: add[4])
 
     def keys(self) -> frozenset[bytes]:
         """Return what `waits_for` and `take_these` know the adds by that are under way now."""
@@ -233,5 +258,6 @@ class AddsUnderWay:
 
     def take_these(self, keys: Collection[object]) -> list[SentAdd]:
         """Take out those of these adds that still wait."""
-        singles = self._singles()
-        return [singles.pop(key) for key in keys if isinstance(key, bytes) and key in singles]
+        self._singles()
+        taken = [self._take_out(key) for key in keys if isinstance(key, bytes)]
+        return [add for add in taken if add is not None]

@@ -40,7 +40,7 @@ from storage_node.errors import (
     QuorumWriteError,
     UnauthorizedAccessError,
 )
-from storage_node.protocol.adds import Add, AddTemplate
+from storage_node.protocol.adds import Add, AddTemplate, check_size
 from storage_node.protocol.digests import EntryDigest, master_key
 from storage_node.protocol.frames import Buffer
 from storage_node.protocol.writing import WriterMachine
@@ -308,14 +308,16 @@ class AddPipeline:
             if run is not None:
                 try:
                     self._send_run(run, route)
-                except Exception as error:  # the boundary: a payload that was released meanwhile, which is not allowed
-                    logger.exception("entries %s cannot be packaged", run.entry_ids)
-                    violation = InvariantViolation(
-                        f"an entry cannot be packaged: {error!r}; it was not sent", ledger_id=self.ledger_id
-                    )
-                    violation.__cause__ = error
-                    self._broken(violation)
+                except Exception as error:  # the boundary: of payloads that were changed or released meanwhile
+                    self._cannot_send(run.entry_ids, f"an entry cannot be packaged: {error!r}; it was not sent", error)
                     return
+
+    def _cannot_send(self, entry_ids: Sequence[int], message: str, error: Exception) -> None:
+        """End this writer, and no other one: a payload is not what it was when it was added, which is not allowed."""
+        logger.error("entries %s cannot be sent", entry_ids, exc_info=error)
+        violation = InvariantViolation(message, ledger_id=self.ledger_id)
+        violation.__cause__ = error
+        self._broken(violation)
 
     def _drop_open(self) -> None:
         """Do not send the runs that were begun."""
@@ -339,19 +341,26 @@ class AddPipeline:
 
     def _send_alone(self, send: Send, future: asyncio.Future[int], size: int, payload: tuple[Buffer, ...]) -> None:
         """Send a large entry now, behind the small ones before it."""
-        self._send_open()
         entry_id, run = send.entry_id, EntryRun()
-        header = self._digest.package(self.ledger_id, entry_id, send.last_add_confirmed, send.length, *payload)
         run.entry_ids.append(entry_id)
-        run.headers, run.header_bytes = header, len(header)
-        self._entries[entry_id] = (future, size, run, payload)
-        self._transmit(entry_id, header, size, payload, send.seats)
+        self._entries[entry_id] = (future, size, run, payload)  # first: what ends the writer below ends this entry too
+        self._send_open()
+        if self.machine.ended:
+            return
+        try:
+            header = self._digest.package(self.ledger_id, entry_id, send.last_add_confirmed, send.length, *payload)
+            run.headers, run.header_bytes = header, len(header)
+            self._transmit(entry_id, header, size, payload, send.seats)
+        except Exception as error:  # the boundary, as in `_send_open`
+            self._cannot_send([entry_id], f"an entry cannot be packaged: {error!r}; it was not sent", error)
+            return
         self._watch()
 
     def _transmit(
         self, entry_id: int, header: bytes, size: int, payload: tuple[Buffer, ...], seats: tuple[Seat, ...]
     ) -> None:
-        """Send one entry to some seats now, under one transaction id."""
+        """Send one entry to some seats now, under one transaction id. Raises CallerError where its size has changed."""
+        check_size(entry_id, size, payload)
         txn_id = self._pool.next_txn_id()
         template = self._template
         head, answer = template.frames(txn_id, entry_id, len(header) + size)
@@ -369,7 +378,11 @@ class AddPipeline:
         pending = self._entries.get(entry_id)
         if pending is not None:  # else it could not be packaged just now, which has ended the writer
             _, size, run, payload = pending
-            self._transmit(entry_id, run.header(entry_id), size, payload, seats)
+            header = run.header(entry_id)
+            try:
+                self._transmit(entry_id, header, size, payload, seats)
+            except Exception as error:  # the boundary, as in `_send_open`
+                self._cannot_send([entry_id], f"an entry cannot be sent again: {error!r}", error)
 
     def _route(self, seats: tuple[Seat, ...]) -> AddRoute:
         if len(self._routes) >= MAX_ROUTES:
@@ -417,6 +430,8 @@ class AddPipeline:
         self._run(self.machine.abort(error))
 
     def _run(self, effects: Effects) -> None:
+        """Carry out the effects, in order. One may end the writer and all its entries, where a payload cannot be sent:
+        then those behind it that are about entries mean nothing any more."""
         for effect in effects:
             if isinstance(effect, Acknowledged):
                 self._acknowledge(effect)
@@ -445,8 +460,9 @@ class AddPipeline:
         elif isinstance(effect, Moved):
             self._bind()
         elif isinstance(effect, Send):
-            future, size, _, payload = self._entries[effect.entry_id]
-            self._send(effect, future, size, payload)
+            if not self._has_ended():
+                future, size, _, payload = self._entries[effect.entry_id]
+                self._send(effect, future, size, payload)
         elif isinstance(effect, Cut):
             self._end_entries(effect.error)
         elif isinstance(effect, Failed):
@@ -456,7 +472,13 @@ class AddPipeline:
         elif isinstance(effect, Closed):
             self._closed(effect.metadata)
 
+    def _has_ended(self) -> bool:
+        """Return whether the writer has ended with all its entries; a machine alone may end with effects to come."""
+        return not self._entries and self.machine.ended
+
     def _acknowledge(self, effect: Acknowledged) -> None:
+        if self._has_ended():
+            return
         take, total = self._entries.pop, 0
         for entry_id in range(effect.first, effect.last + 1):
             future, size, _, _ = take(entry_id)

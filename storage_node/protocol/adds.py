@@ -12,6 +12,7 @@ from struct import Struct
 from typing import TypeAlias
 
 from metadata.foundation import compiled
+from metadata.foundation.errors import CallerError
 from storage_node.protocol.digests import EntryDigest
 from storage_node.protocol.encoding import RECOVERY_PRIORITY
 from storage_node.protocol.frames import Buffer
@@ -28,6 +29,17 @@ _DEFERRED_SYNC = b"\x28\x01"
 
 Add: TypeAlias = tuple[int, int, int, int, tuple[Buffer, ...]]
 """An entry to be sent: its id, the LAC and the length that it carries, its payload's size, its payload."""
+
+
+def check_size(entry_id: int, size: int, payload: tuple[Buffer, ...]) -> None:
+    """Raise CallerError where a payload has another size than when it was added: the frame would announce that one, and
+    what stands behind it on the connection, of other ledgers too, would be read as a part of it, or not at all."""
+    found = sum(map(len, payload))
+    if found != size:
+        raise CallerError(
+            f"the payload of entry {entry_id} had {size} bytes when it was added, and has {found} now",
+            advice="Leave a buffer as it is until its add is done, or add a copy: bytes(buffer)",
+        )
 
 
 class AddTemplate:
@@ -85,7 +97,8 @@ class AddTemplate:
 
     def run(self, digest: EntryDigest, first_txn_id: int, adds: list[Add]) -> tuple[bytes, bytes, bytes, int]:
         """Package adds under transaction ids in a row. Return their frames, the EOK frames that will answer them, the
-        entries' headers, each kind one behind the other; and the length of every EOK frame, 0 where they differ."""
+        entries' headers, each kind one behind the other; and the length of every EOK frame, 0 where they differ. Raises
+        CallerError where a payload has not the size that its add gives."""
         core = compiled.core
         if core is not None and digest.is_checksum:
             ids = (self._ledger_id, first_txn_id)
@@ -97,6 +110,7 @@ class AddTemplate:
         headers: list[bytes] = []
         ledger_id, tail = self._ledger_id, self.tail
         for txn_id, (entry_id, lac, length, size, payload) in enumerate(adds, first_txn_id):
+            check_size(entry_id, size, payload)
             header = digest.package(ledger_id, entry_id, lac, length, *payload)
             head, answer = self.frames(txn_id, entry_id, len(header) + size)
             frames += (head, header, *payload, tail)

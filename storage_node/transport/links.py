@@ -444,7 +444,7 @@ class TcpLink:
             return
         try:
             self._take(self._frames.advance(received, FRAMES_AT_ONCE, self._recognise))
-        except ProtocolError as error:
+        except Exception as error:  # the boundary, as in `deliver`: a handler recognises frames here
             self._network.tell_closing(self.peer, error)
             if isinstance(error, TlsOfferedError):
                 self._answer_tls()

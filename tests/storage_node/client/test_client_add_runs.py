@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
 
 import pytest
+from helpers.twins import running_on
 from helpers.virtual_time import virtual_time
 from helpers.worlds.model_cluster import ModelCluster, ModelLink, write
 
 from metadata.bookkeeper.ledger_metadata import DigestType
+from metadata.foundation import compiled
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
+from storage_node.client import add_runs
 from storage_node.client.add_runs import AddsUnderWay, SentRun
 from storage_node.client.pipeline import RUN_ENTRIES
 from storage_node.protocol.adds import Add, AddTemplate
@@ -19,7 +26,7 @@ from storage_node.protocol.digests import EntryDigest
 from storage_node.protocol.encoding import encode_add_response
 from storage_node.protocol.frames import LENGTH_BYTES, Buffer, ChunkPool, FrameBuffer
 from storage_node.protocol.schema import Status
-from storage_node.protocol.writing_model import Seat
+from storage_node.protocol.writing_model import Acknowledged, Resend, Seat, Send
 
 LEDGERS = (7, 8)
 SEND = ModelLink.send
@@ -225,6 +232,102 @@ def test_a_frame_that_only_begins_like_an_answer_is_cut_out() -> None:
     assert connected.read((len(longer)).to_bytes(LENGTH_BYTES, "big") + longer) == 1
 
 
+def steps_of(call: Callable[[], None]) -> int:
+    """Call it, and return how many lines of the table's code were run for it: its work, without a clock."""
+    steps = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return trace if frame.f_code.co_filename == add_runs.__file__ else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def refusals(count: int) -> int:
+    """Refuse so many adds, sent alone and in runs, each answer followed by a new run."""
+    connected = Connected()
+    for entry_id in range(count):
+        connected.send_alone(entry_id)
+    connected.send(*range(count, 2 * count))
+    frames = [connected.answer(entry_id, status=Status.EIO) for entry_id in range(2 * count)]
+
+    def refuse() -> None:
+        for number, frame in enumerate(frames):
+            connected.send(2 * number, 2 * number + 1, ledger=8)
+            connected.read(frame)
+
+    steps = steps_of(refuse)
+    assert connected.owners[7].refused == list(range(2 * count))
+    assert [add[2] for add in connected.adds.take_all()] == list(range(4 * count))
+    return steps
+
+
+def late_answers(count: int) -> int:
+    """Hear EOKs of so many adds whose time is over, while others wait."""
+    connected = Connected()
+    connected.send(*range(count), deadline=5.0)
+    late = connected.answers(*range(count))
+    connected.send(*range(count, 2 * count))
+    assert len(connected.adds.take_late(5.0)) == count
+
+    def hear() -> None:
+        connected.read(late)
+
+    steps = steps_of(hear)
+    connected.read(connected.answers(*range(count, 2 * count)))
+    assert connected.owners[7].added == list(range(count, 2 * count))
+    assert not connected.adds
+    return steps
+
+
+@pytest.mark.parametrize("answers", [refusals, late_answers])
+def test_hundreds_of_other_answers_cost_no_more_each_than_a_few(answers: Callable[[int], int]) -> None:
+    assert answers(500) < 12 * answers(50)
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["of a run", "sent alone"])
+def test_an_answer_that_names_no_entry_ends_the_add_with_its_transaction_id(alone: bool) -> None:
+    connected = Connected()
+    if alone:
+        connected.send_alone(0)
+        connected.send_alone(1)
+    else:
+        connected.send(0, 1)
+    wrong = encode_add_response(connected.txn_ids[7, 1], Status.EIO, 0, 0)
+    connected.read(wrong + wrong)
+    connected.read(connected.answer(0))
+    assert (connected.owners[7].added, connected.owners[7].refused) == ([0], [1])
+    assert not connected.adds
+
+
+class Failing(Owner):
+    """Cannot take an acknowledgement."""
+
+    def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None:
+        super().on_added(seat, entry_ids)
+        raise RuntimeError("an owner's bug")
+
+
+def test_an_owner_that_fails_keeps_no_acknowledgement_from_the_others() -> None:
+    connected = Connected()
+    connected.owners[7] = Failing()
+    connected.send(0, 1)
+    connected.send(5, ledger=8)
+    data = connected.answers(0, 1) + connected.answer(5, ledger=8)
+    with pytest.raises(RuntimeError, match="an owner's bug"):
+        connected.read(data)
+    connected.adds.pass_on()  # as a connection does when its link has ended
+    assert connected.owners[7].calls == [[0, 1]]
+    assert connected.owners[8].calls == [[5]]
+
+
 # ------------------------------------------------------------------------------------ what leaves a writer
 
 
@@ -308,3 +411,81 @@ async def test_a_payload_that_is_gone_before_it_is_sent_fails_its_writer_in_word
         for future in (kept, lost):
             with pytest.raises(InvariantViolation, match=r"an entry cannot be packaged: ValueError.*it was not sent"):
                 await future
+
+
+def emptied(payload: bytearray) -> None:
+    payload.clear()
+
+
+def grown(payload: bytearray) -> None:
+    payload += b"more"
+
+
+@pytest.mark.parametrize("change", [emptied, grown])
+@virtual_time
+async def test_a_payload_whose_size_changes_before_it_is_sent_ends_its_writer_alone(
+    change: Callable[[bytearray], None],
+) -> None:
+    for used in (None, compiled.core):
+        async with ModelCluster(3) as cluster:
+            with running_on(used):
+                client = cluster.client()
+                writer, other = await client.create(), await client.create()
+                payload = bytearray(100)
+                lost, kept = writer.add(payload), [other.add(b"kept") for _ in range(3)]
+                change(payload)
+                with pytest.raises(InvariantViolation, match=r"entry 0 had 100 bytes when it was added, and has "):
+                    await lost
+                assert [await one for one in kept] == [0, 1, 2]  # on the same connections
+                assert (await other.close()).last_entry == 2
+
+
+@virtual_time
+async def test_a_payload_whose_size_changes_before_it_is_sent_again_ends_its_writer_alone() -> None:
+    async with ModelCluster(4) as cluster:
+        client = cluster.client()
+        writer, other = await client.create(), await client.create()
+        await write(writer, 3)
+        cluster.bookies[writer.metadata.last_ensemble.bookies[0]].refuse_adds = Status.EIO
+        for bookie in writer.metadata.last_ensemble.bookies[1:]:
+            cluster.bookies[bookie].silent = True
+        payload = bytearray(40_000)
+        lost = writer.add(payload)
+        asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, payload.clear)
+        with pytest.raises(InvariantViolation, match=r"cannot be sent again: .*had 40000 bytes .*, and has 0 now"):
+            await lost
+        for bookie in cluster.bookies.values():
+            bookie.silent, bookie.refuse_adds = False, None
+        assert await write(other, 3) == [0, 1, 2]
+
+
+@virtual_time
+async def test_a_large_entry_behind_one_that_cannot_be_packaged_ends_with_its_writer() -> None:
+    async with ModelCluster(3) as cluster:
+        writer = await cluster.client().create()
+        view = memoryview(bytearray(b"payload"))
+        small = writer.add(view)
+        view.release()
+        large = writer.add(bytes(40_000))
+        for future in (small, large):
+            with pytest.raises(InvariantViolation, match="an entry cannot be packaged"):
+                await asyncio.wait_for(future, 600)
+        await cluster.settle()
+        assert not any(bookie.adds for bookie in cluster.bookies.values())
+        assert writer.outstanding_bytes == 0
+
+
+@virtual_time
+async def test_what_was_decided_before_a_writer_ended_is_not_carried_out() -> None:
+    """An entry is sent again, which a payload of the same turn keeps from, and another one acknowledged."""
+    async with ModelCluster(4) as cluster:
+        writer = await cluster.client().create()
+        kept = writer.add(b"kept")
+        await asyncio.sleep(0)
+        view = memoryview(bytearray(b"payload"))
+        lost = writer.add(view)
+        view.release()
+        writer._run((Resend(0, writer.machine.seats), Acknowledged(0, 0), Send(1, -1, 11, writer.machine.seats)))
+        for future in (kept, lost):
+            with pytest.raises(InvariantViolation, match="an entry cannot be packaged"):
+                await asyncio.wait_for(future, 600)

@@ -11,7 +11,7 @@ from helpers.virtual_time import virtual_time
 from helpers.worlds.model_cluster import FAST, Ledger, ModelCluster, contents, payload, write
 
 from metadata.bookkeeper.ledger_metadata import DigestType, LedgerState
-from metadata.foundation.errors import MetadataUnavailableError, NoNodeError
+from metadata.foundation.errors import InvariantViolation, MetadataUnavailableError, NoNodeError
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import MAX_REPLACEMENTS, LedgerWriter
 from storage_node.errors import LedgerTakenError, QuorumWriteError
@@ -247,3 +247,27 @@ async def test_while_nodes_are_waited_for_a_taken_one_is_never_picked_again() ->
         cluster.bookies[away].down = False
         assert await adding == [2]
         assert cluster.bookies[taken].ledgers[writer.ledger_id] is not held
+
+
+@pytest.mark.parametrize("gone", [0, 1], ids=["small", "large"])
+@virtual_time
+async def test_a_payload_that_is_gone_when_another_ledger_gets_it_ends_every_entry(
+    gone: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ModelCluster(3) as cluster:
+        intrude(cluster, cluster.bookies, range(1))
+        client = cluster.client()
+        writer = await client.create()
+        views = [memoryview(bytearray(size)) for size in (10, 40_000, 40_000, 10)]
+
+        async def another() -> LedgerWriter:
+            views[gone].release()
+            return await client.create()
+
+        writer.replace_with(another)
+        futures = [writer.add(view) for view in views]
+        for future in futures:
+            with pytest.raises(InvariantViolation, match="an entry cannot be packaged: ValueError"):
+                await asyncio.wait_for(future, 600)
+        await cluster.settle()
+        assert "a background task failed" not in caplog.text

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from helpers.twins import Draws, alike, answered_of, running_on
+from helpers.twins import Draws, alike, answered_of, outcome, running_on
 from helpers.twins import core as core
 from helpers.twins import draws as draws
 from hypothesis import given
@@ -99,3 +99,17 @@ def test_no_argument_is_too_much_for_a_run(core: CompiledCore, draws: Draws) -> 
 
 def test_a_size_that_no_payload_has_takes_no_memory(core: CompiledCore) -> None:
     assert core.encode_adds(8, (7, 1), (KEY, b"", b""), [(3, 2, 9, 2**62, (b"x",))]) is None
+
+
+@pytest.mark.parametrize(("ledger_id", "txn_id"), [(7, 2**63), (7, 2**64 - 1), (2**63, 1), (2**64, 1)])
+def test_ids_that_the_core_has_no_room_for_are_left_to_the_twin(
+    core: CompiledCore, ledger_id: int, txn_id: int
+) -> None:
+    assert core.encode_adds(8, (ledger_id, txn_id), (KEY, b"", b""), [ADD]) is None
+    template = AddTemplate(ledger_id, KEY)
+    found = []
+    for used in (None, core):
+        with running_on(used):
+            found.append(outcome(lambda: template.run(DIGESTS[0], txn_id, [ADD])))
+    assert found[0] == found[1]
+    assert (found[0][0] == "result") is (ledger_id == 7)

@@ -256,6 +256,35 @@ async def test_closing_wakes_who_waits_for_room_with_an_error(kind: type[TcpNetw
     await listener.close()
 
 
+class Misjudging(Collector):
+    """Fails over bytes that it should know."""
+
+    def recognise(self, received: memoryview) -> int:
+        raise RuntimeError(f"a handler's own mistake over {len(received)} bytes")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_mistake_over_what_is_recognised_closes_that_link_alone(
+    kind: type[TcpNetwork], caplog: pytest.LogCaptureFixture
+) -> None:
+    network = kind()
+    handlers = [Misjudging(), Collector()]
+    listener = await network.listen("127.0.0.1", 0, lambda _: handlers.pop(0))
+    (bad, good), clients = handlers, (Collector(), Collector())
+    for client in clients:
+        link = await network.connect("127.0.0.1", listener.port, client, timeout_ms=60_000)
+        link.send(framed(b"hello"))
+    await bad.until(closed=True)
+    assert str(bad.closed[0]) == "a handler's own mistake over 9 bytes"
+    assert "a handler's own mistake" in caplog.text
+    await clients[0].until(closed=True)
+    await good.until(frames=1)
+    assert (bad.frames, good.closed) == ([], [])
+    link.close()
+    await good.until(closed=True)
+    await listener.close()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_garbage_and_a_handlers_mistake_close_that_link_alone(
     kind: type[TcpNetwork], caplog: pytest.LogCaptureFixture
