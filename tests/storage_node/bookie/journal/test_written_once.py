@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 from helpers.bookie.faulty_disk import FaultyDisk
-from helpers.bookie.harness import MIB, BookieCluster, WireClient, entry
+from helpers.bookie.harness import KEY, MIB, BookieCluster, WireClient, entry
 from helpers.bookie.journal_files import batches, flip
 from helpers.waiting import until
 
 from storage_node.bookie.disk import records
-from storage_node.bookie.disk.records import BLOCK, parse_header
+from storage_node.bookie.disk.records import BLOCK, aligned_memory, parse_header
 from storage_node.bookie.disk.system_disk import SystemDisk
+from storage_node.bookie.journal.batches import Answers
 from storage_node.bookie.journal.places import LogPlace
 from storage_node.bookie.node.bookie import Bookie
+from storage_node.bookie.store.log_files import LogFile
 from storage_node.bookie.tools.offline import Offline
 from storage_node.bookie.tools.verify import verify
 from storage_node.errors import JournalCorruptError
@@ -284,3 +286,43 @@ async def test_many_places_bring_a_checkpoint_as_a_full_journal_file_does(cluste
     await bookie.storage.checkpoints.idle()
     await until(lambda: bookie.storage.checkpoints._counter > counter)
     assert len(cluster.journal()) == 1, "the journal itself is far from full"
+
+
+def test_a_sync_of_a_log_that_failed_fails_for_good(tmp_path: Path) -> None:
+    """A checkpoint may come behind it: the kernel would report success for what it has dropped."""
+    disk = FaultyDisk()
+    log = LogFile(1, str(tmp_path))
+    log.name(disk)
+    log.write(disk, 0, memoryview(aligned_memory(2 * BLOCK)))
+    disk.errors[("sync", ".log")] = errno.EIO
+    with pytest.raises(OSError, match="injected"):
+        log.sync()
+    disk.errors.clear()
+    with pytest.raises(OSError, match="injected"):
+        log.sync()
+    assert log.on_disk == 0
+
+
+class Sink:
+    """Notes the answers that leave."""
+
+    def __init__(self) -> None:
+        self.left: list[bytes] = []
+
+    def durable(self, answers: Answers) -> None:
+        self.left += answers.frames
+
+
+async def test_adds_with_deferred_sync_are_answered_once(cluster: BookieCluster) -> None:
+    bookie, _ = await begun(cluster)
+    sink = Sink()
+    sent: list[bytes] = []
+    for number in range(1, 9):
+        body = large(number) if number % 3 else entry(5, number)
+        sent.append(b"%d" % number)
+        assert bookie.storage.add(memoryview(body), KEY, False, sink, sent[-1], number % 2 == 0) is Status.EOK
+        if number % 2:
+            await asyncio.sleep(0)
+    await bookie.storage.journal.durable()
+    assert sorted(sink.left) == sent
+    assert len(places(cluster)) >= 2
