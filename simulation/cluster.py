@@ -228,6 +228,7 @@ class NodeMachine(Machine):
             verify_metadata_on_gc=rng.random() < 0.3,
             minor_compaction_interval_s=rng.choice((1, 3600)),
             major_compaction_interval_s=rng.choice((2, 86_400)),
+            journal_write_once_from_bytes=rng.choice((0, 0, 1, 500, 4_096)),
         )
 
     def start(self) -> None:
@@ -236,7 +237,7 @@ class NodeMachine(Machine):
             return
         process, store = self.begin()
         world = self.world
-        world.ledger_checkers.durability.node_starts(self.name)
+        world.ledger_checkers.durability.node_starts(self)
         world.trace.note(f"start {process.name}")
         bookie = self.bookie = Bookie(
             self.settings(), store, network=SimulatedNetwork(world.fabric), disk=self.disk, clock=self.clock

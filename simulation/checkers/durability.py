@@ -2,7 +2,8 @@
 
 a journal batch     counts once it is synced and every batch before it: replay goes no further than the first batch
                     that is missing. It must not claim more to be durable than is (replay could not distinguish a
-                    torn tail from damage then)
+                    torn tail from damage then). Where it names the place of its records in an entry log, those must
+                    be on the medium too
 a checkpoint        the journal behind it may go, so each log that it names must be on the medium: its name, and its
                     bytes up to where the checkpoint says (D7, D8)
 """
@@ -19,8 +20,9 @@ from typing import Final
 from simulation.checkers.watched import WatchedNode
 from storage_node.bookie.disk.records import ENTRY, LEDGER, Record, parse_ledger_body, scan
 from storage_node.bookie.journal.files import BatchHeader, parse_batch_header
+from storage_node.bookie.journal.places import LogPlace
 from storage_node.bookie.store import checkpoints
-from storage_node.bookie.store.entry_logs import log_name
+from storage_node.bookie.store.log_files import log_name
 from storage_node.protocol.digests import ENTRY_HEADER
 
 CHECKPOINT_AS_WRITTEN: Final = f"/{checkpoints.CHECKPOINT_FILE}.new"
@@ -35,8 +37,8 @@ class _Journal:
 
     through: int
     """Up to this one all are synced."""
-    waiting: dict[int, list[Record]] = field(default_factory=dict)
-    """Synced, with one before them that is not."""
+    waiting: dict[int, tuple[str, BatchHeader, memoryview]] = field(default_factory=dict)
+    """Synced, with one before them that is not, or with records that are not: the file, the batch, what it holds."""
 
 
 @dataclass(slots=True)
@@ -63,9 +65,10 @@ class Durability:
         self.holders: defaultdict[tuple[int, int], int] = defaultdict(int)
         """How many nodes have each (ledger, entry)."""
 
-    def node_starts(self, host: str) -> None:
+    def node_starts(self, node: WatchedNode) -> None:
         """Prepare for a node's start: the numbers of a journal's batches go on where replay finds its end."""
-        self.nodes[host].journals.clear()
+        self._go_on(node)
+        self.nodes[node.name].journals.clear()
 
     def synced(self, node: WatchedNode, path: str, written: Sequence[tuple[int, bytes]]) -> None:
         """Note that bytes of a file became durable."""
@@ -75,6 +78,9 @@ class Durability:
             for offset, data in written:
                 if data.startswith(_BATCH_START):
                     self._batch(node.name, path, offset, data)
+                    self._go_on(node)
+        elif path.endswith(".log"):
+            self._go_on(node)
 
     def survived(self, node: WatchedNode, path: str, written: Sequence[tuple[int, bytes]]) -> None:
         """Note that bytes of a file are on the medium after a power cut, though they were not synced.
@@ -82,7 +88,7 @@ class Durability:
         Batches of a journal count then as if they were, for the next start replays them. It makes nothing durable that
         is so already, neither by a sync nor, where it has space for one, by a checkpoint.
         """
-        if path.startswith(JOURNAL_DIRECTORIES):
+        if not path.endswith(CHECKPOINT_AS_WRITTEN):
             self.synced(node, path, written)
 
     def _batch(self, host: str, path: str, offset: int, data: bytes) -> None:
@@ -96,14 +102,37 @@ class Durability:
                 f"{host}: batch {batch.sequence} in {path} claims that those up to {claimed} are durable, and batch "
                 f"{journal.through + 1} is not"
             )
-        journal.waiting[batch.sequence] = list(self._records(host, path, batch, data))
-        while (records := journal.waiting.pop(journal.through + 1, None)) is not None:
-            journal.through += 1
-            for record in records:
-                self._count(truth, record)
+        held = memoryview(data)[batch.records_at : batch.records_at + batch.records_length]
+        journal.waiting[batch.sequence] = path, batch, held
 
-    def _records(self, host: str, path: str, batch: BatchHeader, data: bytes) -> Iterator[Record]:
-        for record in scan(memoryview(data)[batch.records_at : batch.records_at + batch.records_length]):
+    def _go_on(self, node: WatchedNode) -> None:
+        """Count every batch that is on the medium with all before it."""
+        truth = self.nodes[node.name]
+        for journal in truth.journals.values():
+            while (waiting := journal.waiting.get(journal.through + 1)) is not None:
+                path, batch, held = waiting
+                place = LogPlace.parse(held)
+                if place is not None:
+                    found = self._placed(node, place)
+                    if found is None:
+                        break
+                    held = found
+                    node.disk.reached("disk.written-once")
+                journal.through += 1
+                del journal.waiting[journal.through]
+                for record in self._records(node.name, path, batch, held):
+                    self._count(truth, record)
+
+    def _placed(self, node: WatchedNode, place: LogPlace) -> memoryview | None:
+        """Return the records that a batch names, once they are on the medium."""
+        for path in node.disk.files(log_name(place.log_id)):
+            data = node.disk.on_medium(path, place.offset, place.length)
+            if len(data) == place.length and zlib.crc32(data) == place.records_sum:
+                return memoryview(data)
+        return None
+
+    def _records(self, host: str, path: str, batch: BatchHeader, held: memoryview) -> Iterator[Record]:
+        for record in scan(held):
             if isinstance(record, int):
                 self._fail(f"{host} wrote a malformed record into {path} at {batch.offset}")
             else:

@@ -279,6 +279,14 @@ class SimulatedDisk:
             inode is not None and len(inode.durable) >= length and all(length <= offset for offset, _ in inode.pending)
         )
 
+    def on_medium(self, path: str, offset: int, length: int) -> bytes:
+        """Return those bytes of the file as a power cut would leave them for certain; none where its name is not
+        durable."""
+        folder, name = os.path.split(path)
+        directory = self._directories.get(folder)
+        inode = None if directory is None else directory.durable.get(name)
+        return b"" if inode is None else bytes(inode.durable[offset : offset + length])
+
     # ------------------------------------------------------------------------------------ moments
 
     def at_moment(self, moment: str, trap: Callable[[], None]) -> None:

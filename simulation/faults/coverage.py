@@ -22,6 +22,7 @@ COVERAGE_POINTS: Final = (
     "disk.torn-write",
     "disk.unsynced-lost",
     "disk.wiped",
+    "disk.written-once",
     "end.node-away",
     "ledger.deleted",
     "life.cleared",

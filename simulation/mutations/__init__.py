@@ -25,6 +25,7 @@ MUTATIONS: dict[str, Mutation] = {
     **ledgers.METADATA,
     **ledgers.READERS,
     **nodes.JOURNAL,
+    **nodes.WRITTEN_ONCE,
     **nodes.CHECKPOINTS,
     **nodes.NODES,
     **logs.OWNERS,

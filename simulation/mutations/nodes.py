@@ -10,16 +10,19 @@ from metadata.bookkeeper.bookies import BookieRegistry, Cookie
 from simulation.mutations.mutation import Method, Mutation, edited
 from storage_node.bookie.disk import cookies
 from storage_node.bookie.journal import writer
+from storage_node.bookie.journal.batches import Batch
 from storage_node.bookie.journal.files import JournalFile, JournalFiles
 from storage_node.bookie.journal.replay import JournalMark, JournalReader
-from storage_node.bookie.journal.writer import Batch, Journal
+from storage_node.bookie.journal.writer import Journal
 from storage_node.bookie.node import bookie
 from storage_node.bookie.requests import reads
 from storage_node.bookie.requests.requester import Requester
 from storage_node.bookie.store import collection
 from storage_node.bookie.store import storage as storage_module
 from storage_node.bookie.store.checkpoints import Checkpointer
-from storage_node.bookie.store.entry_logs import LogFile
+from storage_node.bookie.store.entry_logs import EntryLogs
+from storage_node.bookie.store.log_files import LogFile
+from storage_node.bookie.store.placed import PlacedLogs
 from storage_node.bookie.store.storage import Storage
 from storage_node.edge import Disk
 from storage_node.protocol.values import ReadRequest
@@ -164,13 +167,49 @@ JOURNAL = {
     ),
 }
 
+WRITTEN_ONCE = {
+    "placed-records": Mutation(
+        "a batch that is written once waits for its records in the log",
+        EntryLogs,
+        "_write",
+        edited(("log.sync()", "pass")),
+    ),
+    "placed-block": Mutation(
+        "a batch that is written once waits for its place in the journal",
+        Journal,
+        "_placed",
+        edited(
+            ("self._calls.discard(future)", "logged = future not in self._calls\n    self._calls.discard(future)"),
+            ("if not missing or", "if logged or"),
+        ),
+    ),
+    "placed-sum": Mutation(
+        "records that a journal names have their sum, or are not replayed",
+        PlacedLogs,
+        "read",
+        edited(("if len(data) != place.length or crc32(data, 0) != place.records_sum", "if False")),
+    ),
+    "placed-names": Mutation(
+        "a log's name is durable before a place in it",
+        LogFile,
+        "name",
+        edited(("disk.sync_directory(self.directory)", "pass")),
+    ),
+    "placed-logs": Mutation(
+        "a log that a journal names stays until a checkpoint covers it",
+        Checkpointer,
+        "_begin",
+        edited(("taken = await self.take()", "await self.remove_strays()\n    taken = await self.take()")),
+    ),
+}
+
 CHECKPOINTS = {
     "all-directories": Mutation("mark after all directories (D7)", Checkpointer, "_sync_logs", _sync_one_directory),
     "log-sync": Mutation(
         "entry logs are synced before the mark",
         Checkpointer,
         "_sync_logs",
-        edited(("log.file.sync_data()", "pass")),
+        edited(("log.sync()", "pass")),
     ),
     "log-names": Mutation(
         "names of entry logs are durable before the mark",

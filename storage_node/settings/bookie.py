@@ -140,6 +140,17 @@ class BookieSettings:
         minimum=0,
         maximum=1_000_000,
     )
+    journal_write_once_from_bytes: int = setting(
+        WHOLE,
+        0,
+        "journalWriteOnceFromBytes",
+        "Adds that come together and have this size or more, bytes, are written once: into their entry log, synced "
+        "before they are answered, and in the journal only the place is noted. Smaller ones are written to both. 0: "
+        "never. Once it was used, a version before this setting does not start on the node's directories, unless the "
+        "node was stopped in good order",
+        minimum=0,
+        maximum=1024 * 1024 * 1024,
+    )
 
     flush_interval_ms: int = setting(
         WHOLE,

@@ -113,7 +113,7 @@ def test_a_batch_that_waits_for_another_one_does_not_outlive_the_run() -> None:
     loop = SimulatedLoop(Random(1))
     media, node = media_of(), node_of(loop)
     media.synced(node, JOURNAL, [batch(5, 3)])
-    media.node_starts("b0")
+    media.node_starts(node)
     media.synced(node, JOURNAL, [batch(4, 3)])
     assert list(media.nodes["b0"].durable) == [(7, 4)]
     loop.finish()
@@ -174,7 +174,7 @@ def test_a_batch_of_a_killed_process_begins_no_count_when_its_file_is_used_again
     offset, data = batch(13, 11)
     file.write_at(offset, [data])
     node.disk.cut(power=False)
-    media.node_starts("b0")
+    media.node_starts(node)
     file.write_at(0, [b"header"])
     file.sync_data()
     offset, data = batch(14, 13)

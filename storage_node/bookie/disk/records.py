@@ -18,6 +18,7 @@ ENTRY   an entry as the client sent it
 LEDGER  a ledger's master key and whether it is fenced: flags (1 = fenced), key length, key
 LAC     an explicit-LAC packet as the client sent it
 LOG     the first record of an entry log
+PLACE   where in an entry log the records of a journal's batch lie (`journal.places`)
 
 A *slab* is pooled, page-aligned memory that an entry is copied into once: the image of one region of an entry log. What
 lies at offset x of the slab will lie at `base + x` of the log. From the same memory the journal commits, the entry log
@@ -43,8 +44,8 @@ BLOCK = 4096
 ALIGN = 32
 HEADER_BYTES = 32
 MAGIC = 0xD15BAC00
-ENTRY, LEDGER, LAC, LOG, PAD = (MAGIC | kind for kind in range(1, 6))
-KINDS = frozenset({ENTRY, LEDGER, LAC, LOG, PAD})
+ENTRY, LEDGER, LAC, LOG, PAD, PLACE = (MAGIC | kind for kind in range(1, 7))
+KINDS = frozenset({ENTRY, LEDGER, LAC, LOG, PAD, PLACE})
 FENCED = 1
 MAX_KEY_BYTES = 64
 

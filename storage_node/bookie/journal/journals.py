@@ -13,9 +13,11 @@ from functools import partial
 
 from metadata.foundation.errors import CorruptDataError
 from storage_node.bookie.disk.resources import NoSpaceError, lacks_descriptors
+from storage_node.bookie.journal.batches import Acknowledge
 from storage_node.bookie.journal.files import JournalFile, JournalFiles, JournalOwner
+from storage_node.bookie.journal.places import PlacedRecords
 from storage_node.bookie.journal.replay import JournalMark, JournalReader
-from storage_node.bookie.journal.writer import Acknowledge, Journal, JournalSupervisor
+from storage_node.bookie.journal.writer import Journal, JournalledLogs, JournalSupervisor
 from storage_node.edge import Disk
 from storage_node.settings.bookie import MIB, BookieSettings
 
@@ -25,10 +27,10 @@ def owners(tag: bytes, count: int) -> list[JournalOwner]:
     return [JournalOwner(tag, number, count) for number in range(count)]
 
 
-def open_readers(disk: Disk, directories: Sequence[str], tag: bytes) -> list[JournalReader]:
+def open_readers(disk: Disk, directories: Sequence[str], tag: bytes, placed: PlacedRecords) -> list[JournalReader]:
     """Return a reader for each journal. Raises JournalCorruptError where a file is another's."""
     readers = [
-        JournalReader(disk, directory, owner)
+        JournalReader(disk, directory, owner, placed)
         for directory, owner in zip(directories, owners(tag, len(directories)), strict=True)
     ]
     for reader in readers:
@@ -79,6 +81,7 @@ class Journals:
         readers: Sequence[JournalReader],
         marks: Sequence[JournalMark],
         supervisor: JournalSupervisor,
+        logs: JournalledLogs,
     ) -> Journals:
         """Begin a new file in each directory, behind all that exist. A new node has no `marks`. Raises OSError."""
         begun: list[Journal] = []
@@ -99,10 +102,12 @@ class Journals:
                     await disk.submit("files", partial(_first_file, files, reader, mark)),
                     last_sequence=max(reader.last_sequence, mark.sequence),
                     supervisor=supervisor,
+                    logs=logs,
                     pool="journal" if owner.number == 0 else f"journal-{owner.number}",
                     gathers=owner.count > 1,
                     # A journal that is written by the loop holds up all the others.
                     in_place_s=settings.journal_in_place_micros / 1e6 if owner.count == 1 else 0.0,
+                    once_from=settings.journal_write_once_from_bytes,
                 )
                 begun.append(journal)
         except BaseException:

@@ -2,7 +2,8 @@
 (docs/reference/node-files.md#how-a-journal-is-read).
 
 Never skips over damage: a torn tail (batches that a crash interrupted, and that were never answered) ends the replay; a
-batch that had been durable and cannot be read any more raises JournalCorruptError, naming file and offset. Starting
+batch that had been durable and cannot be read any more raises JournalCorruptError, naming file and offset. So it is
+with a batch that only names the place of its records in an entry log, where those do not have their sum. Starting
 without it would answer "no such entry" for what was acknowledged (I11).
 """
 
@@ -12,7 +13,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from storage_node.bookie.disk.records import BLOCK, Record, scan
+from storage_node.bookie.disk.records import BLOCK, PLACE, Record, scan
 from storage_node.bookie.journal.files import (
     BatchHeader,
     JournalOwner,
@@ -21,6 +22,7 @@ from storage_node.bookie.journal.files import (
     parse_file_header,
     parse_file_name,
 )
+from storage_node.bookie.journal.places import LogPlace, PlacedRecords
 from storage_node.edge import Disk, DiskFile
 from storage_node.errors import JournalCorruptError
 from storage_node.protocol.digests import crc32
@@ -49,12 +51,16 @@ class JournalReader:
         disk: the edge.
         directory: the journal's.
         owner: the node that its files must be of; None: any.
+        placed: reads the records that the journal only names.
     """
 
-    def __init__(self, disk: Disk, directory: str, owner: JournalOwner | None) -> None:
+    def __init__(self, disk: Disk, directory: str, owner: JournalOwner | None, placed: PlacedRecords) -> None:
         self._disk = disk
         self.directory = directory
         self._owner = owner
+        self._placed = placed
+        self._place: LogPlace | None = None
+        """Of the last batch that was read, where it has one."""
         ids = (parse_file_name(name) for name in disk.list_directory(directory))
         self.file_ids = sorted(file_id for file_id in ids if file_id is not None)
         self.last_sequence = 0
@@ -114,7 +120,7 @@ class JournalReader:
 
     def again(self) -> JournalReader:
         """Return another reader of the same files."""
-        return JournalReader(self._disk, self.directory, self._owner)
+        return JournalReader(self._disk, self.directory, self._owner, self._placed)
 
     def goes_beyond(self, mark: JournalMark) -> bool:
         """Return whether there are files behind the mark's: after a clean stop, of a start that had no space for a
@@ -211,12 +217,20 @@ class JournalReader:
                     self.last_sequence = max(self.last_sequence, batch.sequence)
                 if batch.durable_through >= expected:  # it was acknowledged, so this is damage and not a torn tail
                     raise self._corrupt_error(
-                        f"batch {expected} of the journal is damaged or missing, though batch {batch.sequence} in "
-                        f"{file_name(file_id)} at offset {batch.offset} proves that it had been durable",
+                        f"batch {expected} of the journal is damaged or missing{self._where()}, though batch "
+                        f"{batch.sequence} in {file_name(file_id)} at offset {batch.offset} proves that it had been "
+                        "durable",
                         files[0],
                         offset,
                     )
         logger.info("the journal ends with batch %d in %s at offset %d", expected - 1, file_name(files[0]), offset)
+
+    def _where(self) -> str:
+        """Return where the records of the last batch that was read should be, if that is not the journal."""
+        place = self._place
+        if place is None:
+            return ""
+        return f" (its records: {place.length} bytes of the entry log {place.log_id:016x}.log at {place.offset})"
 
     def _headers(self, file_id: int, start: int) -> Iterator[BatchHeader]:
         """Yield all intact batch headers of this generation from `start` on, whatever lies between."""
@@ -244,11 +258,21 @@ class JournalReader:
         data = file.read_at(batch.offset + batch.records_at, batch.records_length)
         if len(data) != batch.records_length or crc32(data, 0) != batch.records_sum:
             return None
-        return memoryview(data)
+        self._place = LogPlace.parse(memoryview(data))
+        if self._place is None:
+            return memoryview(data)
+        try:
+            return self._placed.read(self._place)
+        except FileNotFoundError as error:
+            raise self._corrupt_error(
+                f"batch {batch.sequence} of the journal has lost its records{self._where()}: {error}",
+                batch.generation,
+                batch.offset,
+            ) from error
 
     def _records(self, data: memoryview, file_id: int, batch: BatchHeader) -> Iterator[Record]:
         for record in scan(data):
-            if isinstance(record, int) or not record.intact:
+            if isinstance(record, int) or not record.intact or record.kind == PLACE:
                 raise self._corrupt_error(
                     f"batch {batch.sequence} of the journal has its checksum but holds a malformed record",
                     file_id,

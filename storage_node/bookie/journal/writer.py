@@ -10,6 +10,9 @@ hand-overs between threads would cost more than such a commit. What arrives mean
 Small batches are copied behind their header into one block-aligned buffer; large ones are written from the slab where
 they lie, behind a header block of their own.
 
+Where the settings ask for it a large batch is written once (`once_from`): its records into their entry log, with a sync
+of its own, and in the journal a block that names their place. It counts when both are on disk.
+
 Adds whose client asked for a deferred sync are answered earlier: once their batch, and every batch before it, is
 written, so that they outlive the process though perhaps not the machine. Only a batch that holds such adds takes two
 steps (write, then sync) for it; it is still synced, without delay, and whatever else waits for the batch waits
@@ -37,167 +40,34 @@ from typing import Protocol
 from metadata.foundation.errors import check
 from storage_node.bookie.disk.records import BLOCK, HEADER_BYTES, Slab, aligned_memory, down, up
 from storage_node.bookie.disk.resources import NoSpaceError
+from storage_node.bookie.journal.batches import (
+    BATCH_BYTES,
+    COMBINE_BYTES,
+    COPY_BYTES,
+    GATHER_BYTES,
+    Acknowledge,
+    Batch,
+)
 from storage_node.bookie.journal.files import BATCH_HEADER_BYTES, BatchHeader, JournalFile, JournalFiles
 from storage_node.bookie.journal.replay import FIRST_BATCH_AT, JournalMark
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
-from storage_node.protocol.digests import crc32, crc32_combine
+from storage_node.protocol.digests import crc32
 
 logger = logging.getLogger(__name__)
 
 SLOTS = 2
-COPY_BYTES = 64 * 1024
-"""Batches up to this size are copied; larger ones are written in place."""
-COMBINE_BYTES = 32 * 1024
-"""Bodies of this size are not summed again for the batch."""
-GATHER_BYTES = 1024 * 1024
-"""A batch in several pieces is copied, and holds no more than this."""
-BATCH_BYTES = 4 * 1024 * 1024
-"""A batch is closed once it has reached this size."""
-
-Acknowledge = Callable[[], None]
-
-
-class AnswerSink(Protocol):
-    """Sends the answers to adds: a connection."""
-
-    def durable(self, answers: Answers) -> None:
-        """Note that the records of these answers are on disk (or written, where the client asked for no more)."""
-        ...
-
-
-class Answers:
-    """One sink's answers that wait for the same batch, so that they leave together."""
-
-    __slots__ = ("bytes_stored", "frames", "sink")
-
-    def __init__(self, sink: AnswerSink) -> None:
-        self.sink = sink
-        self.frames: list[bytes] = []
-        self.bytes_stored = 0
-
-
-class Batch:
-    """Which records go to the disk together, and which answers wait for that?
-
-    Args:
-        slab: the memory that the records lie in.
-        start: where the first one begins there.
-    """
-
-    __slots__ = (
-        "acknowledgements",
-        "answers",
-        "copied",
-        "durable_through",
-        "earlier",
-        "early",
-        "end",
-        "kept",
-        "offset",
-        "sequence",
-        "slab",
-        "start",
-        "summed",
-        "synced",
-        "total",
-        "total_sum",
-        "written",
-    )
-
-    def __init__(self, slab: Slab, start: int) -> None:
-        self.slab = slab
-        self.start = start
-        """Where its last piece begins."""
-        self.end = start
-        self.earlier: list[tuple[int, int]] = []
-        """The pieces before, where there are several."""
-        self.kept = 0
-        """Bytes in those."""
-        self.summed = start
-        """Up to here `total_sum` covers the records."""
-        self.total_sum = 0
-        self.acknowledgements: list[Acknowledge] = []
-        self.answers: dict[AnswerSink, Answers] = {}
-        self.early: dict[AnswerSink, Answers] = {}
-        """Answers that do not wait for the sync."""
-        self.copied = False
-        """Once it is closed: it is written from a copy behind its header; if not, from the slab where it lies."""
-        self.total = 0
-        """Once it is closed: bytes in the file."""
-        self.sequence = 0
-        self.durable_through = 0
-        self.offset = 0
-        self.written = False
-        self.synced = False
-
-    def answers_to(self, sink: AnswerSink, early: bool = False) -> Answers:
-        """Return a sink's answers that wait for this batch, to be added to; `early`: for no more than its write."""
-        waiting = self.early if early else self.answers
-        answers = waiting.get(sink)
-        if answers is None:
-            answers = waiting[sink] = Answers(sink)
-        return answers
-
-    def cover(self, at: int, body_sum: int, body_length: int) -> None:
-        """Cover a large body, which lies at `at`, by the sum that is known already: that saves going through it once
-        more.
-        """
-        if crc32_combine is not None:
-            before = crc32(self.slab.view[self.summed : at], self.total_sum)
-            self.total_sum = crc32_combine(before, body_sum, body_length)
-            self.summed = at + body_length
-
-    def gather(self, start: int, end: int) -> bool:
-        """Let the batch go on at `start`, behind others' records; False where it must not hold more."""
-        if self.length + end - start > GATHER_BYTES:
-            return False
-        if start != self.end:
-            self.total_sum = crc32(self.slab.view[self.summed : self.end], self.total_sum)
-            self.earlier.append((self.start, self.end))
-            self.kept += self.end - self.start
-            self.start = self.end = self.summed = start
-        return True
-
-    def copy_to(self, target: memoryview) -> None:
-        """Copy the records there, without what lies between."""
-        at = 0
-        for start, end in (*self.earlier, (self.start, self.end)):
-            target[at : at + end - start] = self.slab.view[start:end]
-            at += end - start
-
-    def records_sum(self) -> int:
-        """Return the CRC-32 of all records, once there will be no more."""
-        return crc32(self.slab.view[self.summed : self.end], self.total_sum)
-
-    @property
-    def length(self) -> int:
-        """Bytes of its records, headers and padding of each included."""
-        return self.kept + self.end - self.start
-
-    def close(self) -> None:
-        """Settle how it is written: it takes no more records."""
-        length = self.length
-        self.copied = bool(self.earlier) or length <= COPY_BYTES
-        if self.copied:
-            self.total = up(BATCH_HEADER_BYTES + length)
-        else:
-            self.total = BLOCK + up(self.end) - down(self.start)
 
 
 class JournalSupervisor(Protocol):
     """What does a journal report, and to which object? To the storage whose records it makes durable."""
-
-    def align(self, slab: Slab) -> None:
-        """Let the slab's next record begin on a block."""
-        ...
 
     def room_made(self) -> None:
         """Note that a slab may be free now."""
         ...
 
     def journal_rolled(self) -> None:
-        """Note that the journal goes on in another file: a checkpoint is due."""
+        """Note that the journal goes on in another file, or that a replay would read as much: a checkpoint is due."""
         ...
 
     def journal_without_space(self) -> None:
@@ -206,6 +76,22 @@ class JournalSupervisor(Protocol):
 
     def journal_failed(self, error: BaseException) -> None:
         """Note that nothing further is written or acknowledged. Called once."""
+        ...
+
+
+class JournalledLogs(Protocol):
+    """What does a journal ask of the entry logs, whose memory its records lie in?"""
+
+    def takes_places(self, slab: Slab) -> bool:
+        """Return whether a batch of this slab may be written to its log alone."""
+        ...
+
+    def align(self, slab: Slab) -> None:
+        """Let the slab's next record begin on a block."""
+        ...
+
+    def settle(self, slab: Slab, end: int) -> asyncio.Future[None]:
+        """Return a future that is done when the slab is on disk up to `end`, and what its log holds before it."""
         ...
 
 
@@ -218,8 +104,10 @@ class Journal:
         file: the one to begin with.
         last_sequence: the number of the last batch that replay found.
         supervisor: hears of failures and of space that is short.
+        logs: where the records go, too.
         pool: names threads.
         gathers: there are other journals beside it.
+        once_from: bytes from which on a batch is written once, into the entry log; 0: never.
     """
 
     def __init__(
@@ -230,9 +118,11 @@ class Journal:
         *,
         last_sequence: int,
         supervisor: JournalSupervisor,
+        logs: JournalledLogs,
         pool: str = "journal",
         gathers: bool = False,
         in_place_s: float = 0.0,
+        once_from: int = 0,
     ) -> None:
         self._disk = disk
         self._files = files
@@ -242,6 +132,10 @@ class Journal:
         self._last_sequence = last_sequence
         self._durable = last_sequence
         self._supervisor = supervisor
+        self._logs = logs
+        self._once_from = once_from
+        self._placed_bytes = 0
+        """Of records in entry logs alone, since a checkpoint was last asked for."""
         self._pool = pool
         self._gathers = gathers
         self._in_place_s = in_place_s
@@ -290,7 +184,9 @@ class Journal:
         """Return the open batch if it can go on at `start`, else a new one."""
         batch = self._open
         if batch is not None:
-            if self._gathers and batch.slab is slab and batch.gather(start, end):
+            # A large piece stays alone where it is to be written once.
+            apart = self._once_from and max(batch.length, end - start) >= self._once_from
+            if self._gathers and not apart and batch.slab is slab and batch.gather(start, end):
                 return batch
             self._close_batch()
         batch = self._open = Batch(slab, start)
@@ -352,10 +248,11 @@ class Journal:
         if batch is None:
             return
         self._open = None
-        batch.close()
+        batch.close(self._once_from if self._logs.takes_places(batch.slab) else 0)
         self._waiting.append(batch)
-        if not batch.copied and not batch.slab.sealed:
-            self._supervisor.align(batch.slab)
+        if (batch.placed or not batch.copied) and not batch.slab.sealed:
+            self._logs.align(batch.slab)
+        batch.log_end = batch.slab.end
 
     def _kick(self) -> None:
         """Send off as many batches as there are free slots."""
@@ -380,6 +277,9 @@ class Journal:
         self._flying.append(batch)
         file = self._file
         slot = self._slots.pop()
+        if batch.placed:
+            self._launch_placed(file, batch, slot)
+            return
         write = partial(_write_batch, file, batch, slot, not batch.early)
         if self._is_alone(batch):
             # What comes meanwhile waits in its sockets, and makes the next batch.
@@ -391,6 +291,30 @@ class Journal:
         self._calls.add(future)
         landed = partial(self._wrote, file) if batch.early else self._landed
         future.add_done_callback(partial(landed, batch, slot))
+
+    def _launch_placed(self, file: JournalFile, batch: Batch, slot: memoryview) -> None:
+        """Send off a batch that is written once: its records to their log, their place to the journal, in any order."""
+        place = self._disk.submit(self._pool, partial(_write_batch, file, batch, slot, True))
+        self._calls.add(place)
+        missing = [place, self._logs.settle(batch.slab, batch.log_end)]
+        for half in tuple(missing):
+            half.add_done_callback(partial(self._placed, batch, slot, missing))
+        self._placed_bytes += batch.length
+        if self._placed_bytes >= self._files.max_bytes:
+            self._placed_bytes = 0
+            self._supervisor.journal_rolled()
+
+    def _placed(
+        self, batch: Batch, slot: memoryview, missing: list[asyncio.Future[None]], future: asyncio.Future[None]
+    ) -> None:
+        """Acknowledge a batch once both its place and its records are on disk: either alone is a torn batch (I1)."""
+        self._calls.discard(future)
+        if future.cancelled():
+            return  # the entry logs were closed, and so is the journal: it is never acknowledged
+        if future.exception() is None:
+            missing.remove(future)
+        if not missing or future.exception() is not None:
+            self._landed(batch, slot, future)
 
     def _is_alone(self, batch: Batch) -> bool:
         """Return whether a batch is one block, and no other one is or waits to be written."""
@@ -569,7 +493,8 @@ class Journal:
 def _write_batch(file: JournalFile, batch: Batch, slot: memoryview, sync: bool) -> None:
     """Write a batch with one write and one sync (on a journal thread)."""
     slab = batch.slab.view
-    copied = batch.copied
+    copied = batch.copied or batch.placed
+    place = batch.place().encode() if batch.placed else b""
     header = BatchHeader(
         batch.offset,
         file.file_id,
@@ -577,12 +502,15 @@ def _write_batch(file: JournalFile, batch: Batch, slot: memoryview, sync: bool) 
         batch.durable_through,
         batch.total,
         BATCH_HEADER_BYTES if copied else BLOCK + batch.start - down(batch.start),
-        batch.length,
-        batch.records_sum(),
+        len(place) or batch.length,
+        crc32(place, 0) if place else batch.records_sum(),
     ).encode()
     slot[: len(header)] = header
     if copied:
-        batch.copy_to(slot[BATCH_HEADER_BYTES:])
+        if place:
+            slot[BATCH_HEADER_BYTES : BATCH_HEADER_BYTES + len(place)] = place
+        else:
+            batch.copy_to(slot[BATCH_HEADER_BYTES:])
         file.file.write_at(batch.offset, [slot[: batch.total]])
     else:
         file.file.write_at(batch.offset, [slot[:BLOCK], slab[down(batch.start) : up(batch.end)]])

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from metadata.security.principals import Principal
-from storage_node.bookie.journal.writer import Answers
+from storage_node.bookie.journal.batches import Answers
 from storage_node.bookie.requests import handlers, reads
 from storage_node.bookie.requests.dialects import VERSION_THREE, VERSION_TWO, Heard, Misversioned, dialect_of
 from storage_node.bookie.requests.limits import (

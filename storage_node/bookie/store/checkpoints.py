@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from struct import Struct
@@ -44,8 +44,8 @@ from storage_node.bookie.disk.resources import NoSpaceError, needing_descriptors
 from storage_node.bookie.journal.journals import Journals
 from storage_node.bookie.journal.replay import JournalMark
 from storage_node.bookie.store.contents import Contents, Ledger
-from storage_node.bookie.store.entry_logs import LogFile, parse_log_name, sidecar_name
 from storage_node.bookie.store.index import NewPlaces
+from storage_node.bookie.store.log_files import LogFile, parse_log_name, sidecar_name
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.digests import crc32
@@ -202,9 +202,10 @@ class Checkpointer:
         if taken:
             await self.remove_strays()
 
-    async def remove_strays(self) -> None:
-        """Remove logs that no checkpoint knows. The journal must have been read whole: their records are in it."""
-        known = {*self.logs_known, *self._contents.logs.writing}
+    async def remove_strays(self, named: Collection[int] = ()) -> None:
+        """Remove logs that no checkpoint knows. The journal must have been read whole: their records are in it, but for
+        those that it only names, whose logs stay until a checkpoint covers them (I1)."""
+        known = {*self.logs_known, *self._contents.logs.writing, *named}
         await self._disk.submit("files", partial(self._remove_unknown, known))
 
     def run(self) -> None:
@@ -367,7 +368,7 @@ class Checkpointer:
             length = lengths.get(log.log_id, 0)
             if length <= log.synced or log.file is None:
                 continue
-            log.file.sync_data()  # before its sidecar: that must never name records which are not on disk
+            log.sync()  # before its sidecar: that must never name records which are not on disk
             block = new.get(log.log_id, NewPlaces()).block(log.log_id, log.synced, length)
             path = f"{log.directory}/{sidecar_name(log.log_id)}"
             with needing_space(path, len(block)):

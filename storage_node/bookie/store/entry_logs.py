@@ -9,6 +9,9 @@ Fault model: a write or sync that fails ends the writing for good (`error`); not
 in the file is in the journal, and stays in memory, readable. The node above becomes read-only. So it does where a write
 finds no space, but that passes: what was not written whole is written again (`full`). A read that fails, or
 gives bytes that fail their checksum, concerns that entry only.
+
+A batch of the journal that is written once waits for its bytes here (`settle`): they are written and synced in one call
+of the thread, and a sync that fails is final for the log, whichever call asks for the next one.
 """
 
 from __future__ import annotations
@@ -39,9 +42,9 @@ from storage_node.bookie.disk.resources import (
     Disks,
     NoSpaceError,
     lacks_descriptors,
-    needing_space,
     read_files,
 )
+from storage_node.bookie.store.log_files import LogFile
 from storage_node.edge import Disk, DiskFile
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.digests import crc32
@@ -55,51 +58,29 @@ PIECE_BYTES = 2 * 1024 * 1024
 LEAST_PIECE_BYTES = 256 * 1024
 PIECES_OF_A_SLAB = 4
 """At least so many: memory that is small is not to wait for its file until it is full."""
+LARGE_PIECE_BYTES = 4 * 1024 * 1024
+"""Where batches are written once: most of what comes is written for them, with a sync."""
 DESCRIPTOR_PAUSES_S = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
 """How long a read waits for a file descriptor, again and again, before it is refused."""
 LOG_FORMAT = b"dlspark entry log 1"
 
 
-def log_name(log_id: int) -> str:
-    """Return the file name of a log."""
-    return f"{log_id:016x}.log"
+class _Flush:
+    """Who waits for a slab to be in its log's file up to `end`, and is that enough?"""
 
+    __slots__ = ("done", "end", "slab", "synced")
 
-def sidecar_name(log_id: int) -> str:
-    """Return the file name of a log's sidecar, in the same directory."""
-    return f"{log_id:016x}.idx"
+    def __init__(self, slab: Slab, end: int, synced: bool) -> None:
+        self.slab = slab
+        self.end = end
+        self.synced = synced
+        """True: it must also be on disk."""
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-
-def parse_log_name(name: str, suffix: str = ".log") -> int | None:
-    """Return the id in a log's (or sidecar's) name, None for other files."""
-    if len(name) != 20 or not name.endswith(suffix):
-        return None
-    try:
-        return int(name[:16], 16)
-    except ValueError:
-        return None
-
-
-class LogFile:
-    """Which log is being written, and where?
-
-    Args:
-        log_id: the number in its name.
-        directory: the ledger directory that it is in.
-    """
-
-    __slots__ = ("directory", "file", "length", "log_id", "path", "sidecar_bytes", "synced")
-
-    def __init__(self, log_id: int, directory: str) -> None:
-        self.log_id = log_id
-        self.directory = directory
-        self.path = f"{directory}/{log_name(log_id)}"
-        self.file: DiskFile | None = None
-        self.length = 0
-        """Bytes appended, in memory or in the file."""
-        self.synced = 0
-        """Bytes that the last checkpoint covered."""
-        self.sidecar_bytes = 0
+    @property
+    def written(self) -> bool:
+        """It is in the file."""
+        return self.slab.written >= self.end
 
 
 class LogsSupervisor(Protocol):
@@ -133,6 +114,8 @@ class EntryLogs:
         self._supervisor = supervisor
         self._open_files = read_files(current_limit())
         self._log_bytes = settings.log_size_limit
+        self._named = settings.journal_write_once_from_bytes > 0
+        """Journals may name the logs."""
         self.next_log_id = 1
         self.patient = False
         """True: wait for space on a full disk; if not, it is a failure like any other."""
@@ -143,14 +126,15 @@ class EntryLogs:
         self._space_waiters: list[asyncio.Future[None]] = []
         self._slab_limit = settings.skip_list_size_limit // settings.slab_bytes
         self._pool = SlabPool(settings.slab_bytes, self._slab_limit, self._evicted)
-        self._piece_bytes = min(PIECE_BYTES, max(LEAST_PIECE_BYTES, settings.slab_bytes // PIECES_OF_A_SLAB))
+        most = LARGE_PIECE_BYTES if self._named else PIECE_BYTES
+        self._piece_bytes = min(most, max(LEAST_PIECE_BYTES, settings.slab_bytes // PIECES_OF_A_SLAB))
         self._slabs: dict[tuple[int, int], Slab] = {}
         self._log: LogFile | None = None
         self._leaving = False
         self._slab: Slab | None = None
         self._unwritten: deque[tuple[LogFile, Slab]] = deque()
         self._writing = False
-        self._flushes: list[tuple[Slab, int, asyncio.Future[None]]] = []
+        self._flushes: list[_Flush] = []
         self.writing: dict[int, LogFile] = {}
         """Logs with something that no checkpoint covers, or that is still appended to."""
         self.paths: dict[int, str] = {}
@@ -263,6 +247,8 @@ class EntryLogs:
             self.writing[log.log_id] = log
             self.paths[log.log_id] = log.path
             self._write_log_record(slab, log)
+            if self._named:
+                self._disk.submit("entries", partial(log.name, self._disk)).add_done_callback(self._was_named)
         else:
             slab = self._pool.take(log.log_id, base, beyond_limit=beyond_limit)
             if slab is None:
@@ -299,11 +285,17 @@ class EntryLogs:
 
     def _write_on(self) -> None:
         """Send the next piece to the file, unless one is on its way."""
-        while self._unwritten and not self._writing and not self.full and self.error is None:
+        while not self._writing and not self.full and self.error is None:
+            if self._sync_on() or not self._unwritten:
+                return
             log, slab = self._unwritten[0]
             ready = slab.end if slab.sealed or self._flushes else down(slab.end)
             size = min(ready - slab.written, self._piece_bytes)
-            if size <= 0 or (size < self._piece_bytes and not (slab.sealed or self._flushes)):
+            # What is to be on disk goes in one piece, with one sync for all that wait for it.
+            through = max((flush.end for flush in self._flushes if flush.synced and flush.slab is slab), default=0)
+            if through > slab.written:
+                size = through - slab.written
+            elif size <= 0 or (size < self._piece_bytes and not (slab.sealed or self._flushes)):
                 if slab.sealed and slab.written >= slab.end:
                     self._unwritten.popleft()
                     continue
@@ -311,20 +303,44 @@ class EntryLogs:
             size = down(size)
             if not size:
                 return
-            self._writing = True
             piece = slab.view[slab.written : slab.written + size]
-            future = self._disk.submit("entries", partial(self._write, log, slab.base + slab.written, piece))
-            future.add_done_callback(partial(self._wrote, slab, size))
+            self._submit(log, slab, piece, through > slab.written)
 
-    def _write(self, log: LogFile, offset: int, piece: memoryview) -> None:
-        """Write on the entry-log thread."""
-        with needing_space(log.path, len(piece)):
-            if log.file is None:
-                log.file = self._disk.open(log.path, create=True, direct=True)
-            log.file.write_at(offset, [piece])
-        piece.release()
+    def _sync_on(self) -> bool:
+        """Send a sync for what is written and must be on disk; False where nothing waits for that."""
+        for flush in [flush for flush in self._flushes if flush.synced and flush.written]:
+            log = self.writing.get(flush.slab.log_id)
+            if log is not None:
+                self._submit(log, flush.slab, None, True)
+                return True
+            # A checkpoint that covers it has synced it, and is finished with it.
+            self._flushes.remove(flush)
+            _resolve(flush.done)
+        return False
 
-    def _wrote(self, slab: Slab, size: int, future: asyncio.Future[None]) -> None:
+    def _was_named(self, future: asyncio.Future[None]) -> None:
+        error = future.exception()
+        # Without space the log goes on without places. Another failure is final: a later sync of the directory might
+        # report success without this name.
+        if error is not None and not isinstance(error, NoSpaceError):
+            self._fail(error)
+
+    def _submit(self, log: LogFile, slab: Slab, piece: memoryview | None, sync: bool) -> None:
+        self._writing = True
+        size = 0 if piece is None else len(piece)
+        future = self._disk.submit("entries", partial(self._write, log, slab.base + slab.written, piece, sync))
+        future.add_done_callback(partial(self._wrote, slab, size, sync))
+
+    def _write(self, log: LogFile, offset: int, piece: memoryview | None, sync: bool) -> None:
+        """Write on the entry-log thread, and sync what was written so far."""
+        if piece is not None:
+            log.write(self._disk, offset, piece)
+        if sync:
+            log.sync()
+        if piece is not None:
+            piece.release()
+
+    def _wrote(self, slab: Slab, size: int, synced: bool, future: asyncio.Future[None]) -> None:
         self._writing = False
         error = future.exception()
         if error is not None:
@@ -332,10 +348,11 @@ class EntryLogs:
                 self._fail(error)
             return
         slab.written += size
-        for flush in [f for f in self._flushes if f[0] is slab and slab.written >= f[1]]:
-            self._flushes.remove(flush)
-            if not flush[2].done():
-                flush[2].set_result(None)
+        for flush in [flush for flush in self._flushes if flush.written]:
+            # One sync is for one log, and earlier ones may wait for their own.
+            if not flush.synced or (synced and flush.slab.log_id == slab.log_id):
+                self._flushes.remove(flush)
+                _resolve(flush.done)
         if slab.settled:
             self._supervisor.room_made()
         self._write_on()
@@ -372,32 +389,47 @@ class EntryLogs:
         self.error = error
         logger.error("writing the entry logs failed, the node takes no more entries: %s", error)
         flushes, self._flushes = self._flushes, []
-        for _, _, future in flushes:
-            if not future.done():
-                future.set_exception(error)
+        for flush in flushes:
+            if not flush.done.done():
+                flush.done.set_exception(error)
         self._supervisor.logs_failed(error)
 
     # ------------------------------------------------------------------------------------ checkpoints
 
     def flush_target(self) -> asyncio.Future[None]:
         """Return a future that is done when everything appended so far is written (not yet synced)."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         slab = self._slab
         if slab is None and self._unwritten:
             slab = self._unwritten[-1][1]  # the log was rolled
-        if self.error is not None:
-            future.set_exception(self.error)
-        elif slab is None:
-            future.set_result(None)
-        else:
+        if slab is None:
+            nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            nothing.set_result(None) if self.error is None else nothing.set_exception(self.error)
+            return nothing
+        if self.error is None:
             # Direct writes are whole blocks: the block that is being filled is written now, so it takes nothing more.
             self.align(slab)
-            if slab.written >= slab.end:
-                future.set_result(None)
-            else:
-                self._flushes.append((slab, slab.end, future))
-                self._write_on()
-        return future
+        return self._reach(_Flush(slab, slab.end, synced=False))
+
+    def takes_places(self, slab: Slab) -> bool:
+        """Return whether a batch of this slab may be written here alone: nothing keeps its log from being written, and
+        the log's name is durable."""
+        log = self.writing.get(slab.log_id)
+        return log is not None and log.named and self.error is None and not self.full
+
+    def settle(self, slab: Slab, end: int) -> asyncio.Future[None]:
+        """Return a future that is done when the slab is on disk up to `end`, where a block ends, and what its log holds
+        before it. Cancelled by `halt`."""
+        return self._reach(_Flush(slab, end, synced=True))
+
+    def _reach(self, flush: _Flush) -> asyncio.Future[None]:
+        if self.error is not None:
+            flush.done.set_exception(self.error)
+        elif flush.written and not flush.synced:
+            flush.done.set_result(None)
+        else:
+            self._flushes.append(flush)
+            self._write_on()
+        return flush.done
 
     def lengths(self) -> dict[int, int]:
         """Return the logical length of each log being written, as of now."""
@@ -481,7 +513,7 @@ class EntryLogs:
         """Send no more pieces to the files, and report no failure; what waits for them is cancelled."""
         self.error = self.error or BookieFailedError("the entry logs are closed")
         flushes, self._flushes = self._flushes, []
-        for future in (*(flush[2] for flush in flushes), *self._space_waiters):
+        for future in (*(flush.done for flush in flushes), *self._space_waiters):
             future.cancel()
 
     def close(self) -> None:
@@ -502,3 +534,8 @@ class _Reader:
     def __init__(self, file: DiskFile) -> None:
         self.file = file
         self.users = 0
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -18,8 +18,8 @@ from storage_node.bookie.disk.resources import NoSpaceError, needing_space
 from storage_node.bookie.store import checkpoints
 from storage_node.bookie.store.checkpoints import Checkpoint
 from storage_node.bookie.store.contents import Ledger, LiveBytes
-from storage_node.bookie.store.entry_logs import log_name, sidecar_name
 from storage_node.bookie.store.index import NewPlaces, Runs, parse_sidecar
+from storage_node.bookie.store.log_files import log_name, sidecar_name
 from storage_node.edge import Disk, DiskFile
 
 logger = logging.getLogger(__name__)

@@ -28,21 +28,22 @@ from storage_node.bookie.disk.records import (
     LEDGER,
     MAX_KEY_BYTES,
     Record,
-    Slab,
     ledger_body,
     parse_ledger_body,
     read_record,
 )
 from storage_node.bookie.disk.resources import Disks, NoSpaceError, lacks_descriptors
+from storage_node.bookie.journal.batches import Acknowledge, AnswerSink
 from storage_node.bookie.journal.journals import Journals, check_marks, open_readers
 from storage_node.bookie.journal.replay import JournalMark, JournalReader
-from storage_node.bookie.journal.writer import Acknowledge, AnswerSink
 from storage_node.bookie.store import checkpoints
 from storage_node.bookie.store.checkpoints import Checkpoint, Checkpointer
 from storage_node.bookie.store.compaction import Compactor
 from storage_node.bookie.store.contents import MAX_BARE_BY_FENCE, MAX_BARE_BY_LAC, Contents, Ledger
-from storage_node.bookie.store.entry_logs import EntryLogs, parse_log_name
+from storage_node.bookie.store.entry_logs import EntryLogs
+from storage_node.bookie.store.log_files import parse_log_name
 from storage_node.bookie.store.opening import index_logs, read_checkpoint
+from storage_node.bookie.store.placed import PlacedLogs
 from storage_node.bookie.store.runs import QuickAdd, append_adds
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
@@ -134,6 +135,7 @@ class Storage:
             when_room=self.when_room,
         )
         self._journal: Journals | None = None
+        self._placed = PlacedLogs(disk, self.ledger_directories)
 
     # ------------------------------------------------------------------------------------ start and stop
 
@@ -141,7 +143,7 @@ class Storage:
         """Recover what is on disk. Raises JournalCorruptError, CorruptDataError or OSError; no stored entry was changed
         then, and the start can be tried again."""
         opened = await self._disk.submit("files", partial(read_checkpoint, self._disk, self.ledger_directories))
-        readers = open_readers(self._disk, self._journal_directories, self._tag)
+        readers = open_readers(self._disk, self._journal_directories, self._tag, self._placed.look())
         if opened is None:
             found = Checkpoint(0, (), 1, {}, False, False)
             self._refuse_orphans(readers)
@@ -165,13 +167,13 @@ class Storage:
         try:
             self._journal = await self._begin_journals(readers, found.marks)
         except NoSpaceError:
-            await self.checkpoints.remove_strays()  # the journal was read whole: what they hold is in it
+            await self.checkpoints.remove_strays(self._placed.named)  # the journal was read whole: it has the rest
             self._journal = await self._begin_journals(readers, found.marks)
         await self._begin_checkpoints(readers, found.marks)
         self._logs.patient = True
 
     async def _begin_journals(self, readers: Sequence[JournalReader], marks: Sequence[JournalMark]) -> Journals:
-        return await Journals.begin(self._disk, self._settings, self._tag, readers, marks, self)
+        return await Journals.begin(self._disk, self._settings, self._tag, readers, marks, self, self._logs)
 
     async def _begin_checkpoints(self, readers: Sequence[JournalReader], marks: Sequence[JournalMark]) -> None:
         """Take the first checkpoint, unless it has to wait for space and the journal may be kept until then.
@@ -180,9 +182,10 @@ class Storage:
         """
         beginning = self.checkpoints.begin(self.journal)
         if not await self._has_space_for(beginning):
-            await self.checkpoints.remove_strays()
+            await self.checkpoints.remove_strays(self._placed.named)
             self._look_for_space()
             if not await self._has_space_for(beginning) and self._no_space_error is not None:
+                await self._disk.submit("files", self._placed.sync)
                 for reader, mark in zip(readers, marks, strict=True):
                     if not await self._disk.submit("files", partial(reader.keep_for_next_start, mark)):
                         raise self._no_space_error
@@ -248,7 +251,7 @@ class Storage:
         # Every journal has to be readable to its end before anything that they replace may go.
         records = (record for reader, mark in journals for record in reader.again().replay(mark))
         needed = sum(HEADER_BYTES + len(record.body) for record in records)
-        await self.checkpoints.remove_strays()
+        await self.checkpoints.remove_strays(self._placed.named)
         self._look_for_space()
         if not await self._all_written() and self._no_space_error is not None:
             self._no_space_error.needed = needed
@@ -294,7 +297,7 @@ class Storage:
             await self._last_checkpoint()
         self._logs.halt()
         if self._journal is not None:
-            await self._journal.close(abandon=not clean or self._journal.stalled)
+            await self._journal.close(abandon=not clean or self._logs.full or self._journal.stalled)
         await self.checkpoints.idle()
         await self._disk.submit("entries", _nothing)
         self._logs.close()
@@ -506,10 +509,6 @@ class Storage:
         waiters, self._room_waiters = self._room_waiters, []
         for callback in waiters:
             callback()
-
-    def align(self, slab: Slab) -> None:
-        """Let the slab's next record begin on a block, where the journal writes batches in place."""
-        self._logs.align(slab)
 
     def journal_rolled(self) -> None:
         """Ask for a checkpoint, which lets the former journal file be used again: a journal has begun another one."""

@@ -32,8 +32,9 @@ from storage_node.bookie.journal.journals import check_marks, open_readers
 from storage_node.bookie.node.identity import was_read_only
 from storage_node.bookie.store.checkpoints import Checkpoint
 from storage_node.bookie.store.contents import Ledger
-from storage_node.bookie.store.entry_logs import parse_log_name
+from storage_node.bookie.store.log_files import parse_log_name
 from storage_node.bookie.store.opening import OpenedLogs, index_logs, read_checkpoint
+from storage_node.bookie.store.placed import PlacedLogs
 from storage_node.edge import Disk, DiskFile
 from storage_node.errors import BookieConfigurationError, NoSuchEntryError, NoSuchLedgerError
 from storage_node.protocol.digests import ENTRY_IDS, LAC_HEADER
@@ -158,7 +159,7 @@ class Offline:
 
     def journal_records(self, checkpoint: Checkpoint) -> Iterator[Record]:
         """Yield the records of all journals behind the checkpoint. Raises JournalCorruptError."""
-        readers = open_readers(self.disk, self.journals, self.tag)
+        readers = open_readers(self.disk, self.journals, self.tag, PlacedLogs(self.disk, self.ledgers).look())
         for reader, mark in zip(readers, checkpoint.marks, strict=True):
             if not checkpoint.clean or reader.goes_beyond(mark):
                 yield from reader.replay(mark)

@@ -24,8 +24,8 @@ from metadata.foundation.errors import CorruptDataError, NoNodeError
 from storage_node.bookie.disk.cookies import COOKIE_FILE
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.store import checkpoints
-from storage_node.bookie.store.entry_logs import log_name, sidecar_name
 from storage_node.bookie.store.index import parse_sidecar
+from storage_node.bookie.store.log_files import log_name, sidecar_name
 from storage_node.bookie.store.opening import read_checkpoint, scan_log
 from storage_node.bookie.tools.cluster import Cluster
 from storage_node.bookie.tools.offline import Offline, Snapshot

@@ -21,8 +21,8 @@ from storage_node.bookie.disk.records import (
     parse_header,
 )
 from storage_node.bookie.store import checkpoints
-from storage_node.bookie.store.entry_logs import log_name, sidecar_name
 from storage_node.bookie.store.index import parse_sidecar
+from storage_node.bookie.store.log_files import log_name, sidecar_name
 from storage_node.bookie.store.opening import MAX_RECORD_BYTES
 from storage_node.bookie.tools.offline import IN_JOURNAL, Offline, Snapshot
 from storage_node.edge import DiskFile

@@ -15,7 +15,7 @@ from metadata.store import MetadataStore
 from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.bookie.disk.records import HEADER_BYTES
 from storage_node.bookie.disk.system_disk import SystemDisk
-from storage_node.bookie.journal.writer import Answers
+from storage_node.bookie.journal.batches import Answers
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import DiskFile
 from storage_node.protocol.frames import Buffer

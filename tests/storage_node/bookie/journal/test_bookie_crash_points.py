@@ -17,8 +17,10 @@ from helpers.bookie.harness import DIGEST, KEY, entry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import CorruptDataError
 from metadata.zookeeper.memory import MemoryStore, MemoryTree
-from storage_node.bookie.journal.writer import Answers
+from storage_node.bookie.journal.batches import Answers
+from storage_node.bookie.journal.places import LogPlace
 from storage_node.bookie.node.bookie import Bookie
+from storage_node.bookie.store.log_files import log_name
 from storage_node.errors import CookieMismatchError
 from storage_node.protocol.schema import Status
 from storage_node.settings.bookie import BookieSettings
@@ -32,6 +34,7 @@ class Life:
 
     disk: CrashDisk
     journals: int
+    once_from: int = 0
     tree: MemoryTree = field(default_factory=MemoryTree)
     acknowledged: list[tuple[int, str, int, int]] = field(default_factory=list)
     """(calls before, what, ledger, entry)"""
@@ -46,7 +49,7 @@ class Life:
         self.acknowledged.append((len(self.disk.calls), what, ledger_id, entry_id))
 
 
-def settings(journals: int) -> BookieSettings:
+def settings(journals: int, once_from: int) -> BookieSettings:
     return BookieSettings(
         journal_directories=tuple(f"/j{number}" for number in range(journals)),
         ledger_directories=("/l0", "/l1"),
@@ -57,12 +60,13 @@ def settings(journals: int) -> BookieSettings:
         journal_pre_alloc_size_mb=1,
         journal_max_size_mb=16,
         min_usable_size_for_entry_log_creation=0,
+        journal_write_once_from_bytes=once_from,
     )
 
 
 async def start(life: Life, disk: CrashDisk, tree: MemoryTree) -> tuple[Bookie, MemoryStore]:
     store = MemoryStore(tree)
-    bookie = Bookie(settings(life.journals), store, network=NoNetwork(), disk=disk)
+    bookie = Bookie(settings(life.journals, life.once_from), store, network=NoNetwork(), disk=disk)
     try:
         await bookie.start()
     except BaseException:
@@ -104,8 +108,8 @@ async def work(life: Life, bookie: Bookie, first: int) -> None:
     await storage.journal.durable()
 
 
-async def live(journals: int) -> Life:
-    life = Life(CrashDisk(), journals)
+async def live(journals: int, once_from: int) -> Life:
+    life = Life(CrashDisk(), journals, once_from)
     store = MemoryStore(life.tree)
     await LedgerStore(store).format()
     await store.close()
@@ -152,9 +156,14 @@ async def check(life: Life, found: CrashDisk, count: int) -> None:
         del life.acknowledged[acknowledged:]
 
 
+ONCE = pytest.mark.parametrize("once_from", [0, 1000], ids=["twice", "once"])
+"""Of the entries a third is larger than that."""
+
+
+@ONCE
 @pytest.mark.parametrize("journals", [1, 2])
-async def test_no_crash_point_loses_what_was_acknowledged(journals: int) -> None:
-    life = await live(journals)
+async def test_no_crash_point_loses_what_was_acknowledged(journals: int, once_from: int) -> None:
+    life = await live(journals, once_from)
     seen: set[tuple[int, int]] = set()
     tried = 0
     for count in range(life.served_from, len(life.disk.calls) + 1):
@@ -172,23 +181,51 @@ async def test_no_crash_point_loses_what_was_acknowledged(journals: int) -> None
                 before = [call.kind for call in life.disk.calls[max(0, count - 5) : count]]
                 raise AssertionError(f"after call {count} ({before}), {cut.value}: {error!r}") from error
     assert tried > 100
-    print(f"{journals} journals: {len(life.disk.calls)} calls, {tried} different disks")
+    print(f"{journals} journals, once from {once_from}: {len(life.disk.calls)} calls, {tried} different disks")
 
 
-async def test_a_flipped_bit_of_what_was_synced_is_never_served_nor_denied() -> None:
+async def test_no_crash_point_of_a_replay_loses_the_logs_that_the_journal_names() -> None:
+    """No checkpoint knows them: they stay until the one of that start is in every directory."""
+    life = Life(CrashDisk(), 1, 1000)
+    store = MemoryStore(life.tree)
+    await LedgerStore(store).format()
+    await store.close()
+    bookie, store = await start(life, life.disk, life.tree)
+    for entry_id in range(0, 12, 3):
+        assert add(life, bookie, 1, entry_id) is Status.EOK
+        await bookie.storage.journal.durable()
+        await life.disk.submit("entries", lambda: None)
+    await bookie.abort()
+    await store.close()
+    begun = len(life.disk.calls)
+    bookie, store = await start(life, life.disk, life.tree)
+    await bookie.abort()
+    await store.close()
+    removed = [call for call in life.disk.calls[begun:] if any(name.endswith(".log") for name, _ in call.names)]
+    assert len(removed) > 2, "the new journal file and log, and the old log"
+    for count in range(begun, len(life.disk.calls) + 1):
+        for cut in Cut:
+            await check(life, life.disk.after(count, cut), count)
+
+
+@ONCE
+async def test_a_flipped_bit_of_what_was_synced_is_never_served_nor_denied(once_from: int) -> None:
     """In every write, wherever it lies: the node refuses to start, or it answers the entry, an error, or "unknown".
 
-    One place is left out, and cannot be told from a write that a crash tore: the journal's last batch.
+    One place is left out, and cannot be told from a write that a crash tore: the journal's last batch, with the bytes
+    in an entry log that it names.
     """
-    life = await live(1)
+    life = await live(1, once_from)
     calls = life.disk.calls
     small = [at for at, call in enumerate(calls) if call.kind == "write" and len(call.data) < 64 * 1024]
     writes = [at for at in small if not calls[at].data.startswith(b"5\n")]  # cookies have tests of their own
     last = max(at for at in writes if calls[at].data.startswith(b"dlsBATCH"))
+    place = LogPlace.parse(memoryview(calls[last].data)[64:104])
+    assert (place is not None) == bool(once_from)
     refused = served = 0
     for at in writes:
         call = calls[at]
-        if at == last or call.data.count(0) == len(call.data):
+        if at == last or call.data.count(0) == len(call.data) or is_named(call, place, life.disk):
             continue
         for where in (9, len(call.data.rstrip(b"\0")) // 2):
             data = bytearray(call.data)
@@ -208,9 +245,18 @@ async def test_a_flipped_bit_of_what_was_synced_is_never_served_nor_denied() -> 
     assert served > 20
 
 
-async def test_a_lost_file_is_never_an_entry_that_was_not_there() -> None:
+def is_named(call: Call, place: LogPlace | None, disk: CrashDisk) -> bool:
+    """Return whether the call writes what the place names."""
+    inode = None if place is None else disk.names.get(f"/l0/current/{log_name(place.log_id)}")
+    if place is None or inode is None:
+        return False
+    return call.inode is inode and call.offset + len(call.data) > place.offset
+
+
+@ONCE
+async def test_a_lost_file_is_never_an_entry_that_was_not_there(once_from: int) -> None:
     """Each file alone, and each entry log with its index: refused, unknown, an error, or not needed."""
-    life = await live(2)
+    life = await live(2, once_from)
     everything = life.disk.after(len(life.disk.calls), Cut.EVERYTHING)
     logs = [name for name in everything.names if name.startswith("/l") and name.endswith(".log")]
     losses = [(name,) for name in everything.names] + [(name, name.replace(".log", ".idx")) for name in logs]

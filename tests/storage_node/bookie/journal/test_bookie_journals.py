@@ -15,8 +15,8 @@ from helpers.bookie.harness import BookieCluster, WireClient, entry
 
 from metadata.foundation.errors import CorruptDataError
 from storage_node.bookie.disk.records import ENTRY, Slab, aligned_memory, scan
+from storage_node.bookie.journal.batches import GATHER_BYTES, Batch
 from storage_node.bookie.journal.files import parse_batch_header, parse_file_name
-from storage_node.bookie.journal.writer import GATHER_BYTES, Batch
 from storage_node.bookie.store import checkpoints
 from storage_node.errors import CookieMismatchError, JournalCorruptError
 from storage_node.protocol.digests import crc32
@@ -249,8 +249,9 @@ def test_a_batch_gathers_pieces_up_to_its_bound_and_sums_them_as_one() -> None:
     batch.end = 320
     assert batch.earlier == [(0, 64)]
     assert batch.length == 64 + 192
-    batch.close()
+    batch.close(1)
     assert batch.copied
+    assert not batch.placed, "it is not in one piece"
     assert batch.total == 4096
     target = memoryview(bytearray(batch.length))
     batch.copy_to(target)

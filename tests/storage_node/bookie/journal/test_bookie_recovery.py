@@ -14,7 +14,7 @@ from metadata.foundation.errors import CorruptDataError
 from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.journal.files import parse_file_name
 from storage_node.bookie.node.bookie import Bookie
-from storage_node.bookie.store.entry_logs import log_name
+from storage_node.bookie.store.log_files import log_name
 from storage_node.errors import BookieConfigurationError, CookieMismatchError, JournalCorruptError
 from storage_node.protocol.schema import Status
 

@@ -165,6 +165,33 @@ async def test_what_a_dead_node_had_written_twice_makes_room(cluster: BookieClus
     assert await client.add(entry(5, 10)) == Status.EOK
 
 
+async def test_logs_that_a_journal_names_stay_until_a_checkpoint_covers_them(
+    cluster: BookieCluster, disk: SmallDisk
+) -> None:
+    """What was written once lies nowhere else: no want of space makes such a log a stray (I1)."""
+    once: dict[str, object] = {"journal_write_once_from_bytes": 10_000}
+    bookie, client = await started(cluster, disk, **once)
+    await client.add(entry(4, 0))
+    await bookie.storage._disk.submit("entries", lambda: None)
+    for number in range(10):
+        assert await client.add(entry(5, number, bytes(50_000))) == Status.EOK
+    await cluster.kill(bookie)
+    (log,) = cluster.ledger_files(".log")
+    disk.limits[str(ledgers(cluster))] = disk._used(str(ledgers(cluster))) + 20_000
+    for _ in range(2):
+        bookie, client = await started(cluster, disk, **once)
+        await all_there(client)
+        assert bookie.read_only
+        assert log.exists()
+        await cluster.kill(bookie)
+    disk.limits.clear()
+    bookie, client = await started(cluster, disk, **once)
+    await all_there(client)
+    assert not log.exists(), "a checkpoint covers what was replayed from it"
+    await cluster.kill(bookie)
+    await all_there((await started(cluster, disk, **once))[1])
+
+
 async def test_more_than_memory_holds_needs_room_and_the_error_says_how_much(
     cluster: BookieCluster, disk: SmallDisk
 ) -> None:

@@ -27,13 +27,14 @@ from storage_node.bookie.journal.files import (
     parse_batch_header,
     parse_file_header,
 )
+from storage_node.bookie.journal.places import LogPlace
 from storage_node.bookie.journal.replay import JournalMark
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.store import checkpoints
 from storage_node.bookie.store.checkpoints import Checkpoint
 from storage_node.bookie.store.contents import Ledger
-from storage_node.bookie.store.entry_logs import log_name, sidecar_name
 from storage_node.bookie.store.index import NewPlaces, parse_sidecar
+from storage_node.bookie.store.log_files import log_name, sidecar_name
 from storage_node.edge import SystemClock
 from storage_node.protocol.schema import Status
 from storage_node.transport.tcp import TcpNetwork
@@ -70,13 +71,14 @@ async def example(cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch) -> As
     await store.close()
 
 
-async def start(cluster: BookieCluster) -> Bookie:
+async def start(cluster: BookieCluster, **more: object) -> Bookie:
     """The example's node, in the current directory."""
     settings = cluster.settings(
         bookie_id=NODE,
         journal_directories=("journal",),
         ledger_directories=("ledgers",),
         persist_bookie_status_enabled=True,
+        **more,
     )
     store = MemoryStore(cluster.tree)
     bookie = Bookie(settings, store, network=TcpNetwork(), clock=FixedClock())
@@ -179,6 +181,26 @@ async def test_a_large_batch_is_written_in_place(example: BookieCluster) -> None
     assert (parsed.total, parsed.records_at, parsed.records_length) == (77_824, 4160, 70_144)
     held = list(r.scan(memoryview(written[BLOCK + parsed.records_at :][: parsed.records_length])))
     assert [record.kind for record in held if not isinstance(record, int)] == [r.LEDGER, r.ENTRY]
+
+
+async def test_a_batch_that_is_written_once_leaves_its_place_and_is_found_by_it(example: BookieCluster) -> None:
+    bookie = await start(example, journal_write_once_from_bytes=65_536)
+    client = await example.connect(bookie)
+    assert await client.add(entry(7, 0, b"first")) == Status.EOK
+    await bookie.storage._disk.submit("entries", lambda: None)  # the log's name is durable
+    assert await client.add(entry(7, 1, b"x" * 70_000)) == Status.EOK
+    await example.kill(bookie)
+    written, log = (JOURNAL / file_name(1)).read_bytes(), (LEDGERS / log_name(1)).read_bytes()
+    batch = VECTORS["journal batch with a place"].ljust(64, b"\0") + VECTORS["record PLACE"]
+    assert written[2 * BLOCK : 2 * BLOCK + len(batch)] == batch
+    assert not written[3 * BLOCK :].strip(b"\0")
+    place = LogPlace.parse(memoryview(VECTORS["record PLACE"]))
+    assert place is not None
+    assert (place.log_id, place.offset, place.length) == (1, 224, 70_080)
+    named = memoryview(log)[place.offset : place.offset + place.length]
+    assert r.crc32(named, 0) == place.records_sum
+    client = await example.connect(await start(example))
+    assert bytes((await client.read(7, 1)).body or b"") == entry(7, 1, b"x" * 70_000)
 
 
 def test_a_sidecar_of_two_blocks_is_written_and_read() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from metadata.foundation.errors import InvariantViolation
 from storage_node.bookie.disk import records as r
 from storage_node.bookie.disk.records import BLOCK, Slab, SlabPool, aligned_memory
+from storage_node.bookie.journal.batches import Batch
 from storage_node.bookie.journal.files import (
     BatchHeader,
     JournalOwner,
@@ -24,7 +25,6 @@ from storage_node.bookie.journal.files import (
     parse_file_name,
 )
 from storage_node.bookie.journal.replay import JournalMark
-from storage_node.bookie.journal.writer import Batch
 from storage_node.bookie.store import checkpoints
 from storage_node.bookie.store.checkpoints import Checkpoint
 from storage_node.bookie.store.contents import Ledger

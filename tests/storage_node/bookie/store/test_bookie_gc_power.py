@@ -12,7 +12,7 @@ from helpers.bookie.harness import KEY, MIB
 from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.zookeeper.memory import MemoryStore, MemoryTree
-from storage_node.bookie.journal.writer import Answers
+from storage_node.bookie.journal.batches import Answers
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.protocol.schema import Status
 from storage_node.settings.bookie import BookieSettings
