@@ -39,6 +39,8 @@ LEDGER_BYTES = 512 << 20
 """A ledger is deleted once the next one is as long: that keeps the disk from filling up."""
 COLLECTED_EVERY_MS = 10_000
 HEADER_LINES = 4
+SHORTEST_S = 0.5
+"""A shorter interval is not among the slowest and the fastest ones."""
 MB = 1_000_000
 
 
@@ -150,19 +152,18 @@ class Sustained:
     async def _stretch(self, writing: Writing, task: asyncio.Future[None], begun: float, seconds: float) -> Stretch:
         before, first = self._figures(), writing.written
         start = last_at = time.perf_counter()
-        last, rates = first, list[float]()
+        last, rates = first, list[tuple[float, float]]()
         while (left := start + seconds - time.perf_counter()) > 0 and not task.done():
             await asyncio.sleep(min(1.0, left))
             now = time.perf_counter()
-            rates.append((writing.written - last) / (now - last_at) / MB)
+            rates.append((now - last_at, (writing.written - last) / (now - last_at) / MB))
             last, last_at = writing.written, now
         after, written = self._figures(), max(writing.written - first, 1)
         files = await asyncio.to_thread(self._files_bytes)
         return Stretch(
             (time.perf_counter() - begun) / 60,
             written / (last_at - start) / MB,
-            min(rates),
-            max(rates),
+            *slowest_and_fastest(rates),
             (after.nodes_cpu_s - before.nodes_cpu_s) * 1e3 / (written / MB),
             (after.client_cpu_s - before.client_cpu_s) * 1e3 / (written / MB),
             (after.disk_bytes - before.disk_bytes) / written,
@@ -182,6 +183,13 @@ class Sustained:
             except FileNotFoundError:  # it was collected just now
                 continue
         return found
+
+
+def slowest_and_fastest(rates: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the extremes of (seconds, rate). What is left of a stretch at its end may be an instant, of which a rate
+    says nothing: intervals below half a second count only where there are no others."""
+    told = [rate for seconds, rate in rates if seconds >= SHORTEST_S] or [rate for _, rate in rates]
+    return min(told), max(told)
 
 
 def resident_bytes(pid: int) -> int:

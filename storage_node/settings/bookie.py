@@ -135,8 +135,9 @@ class BookieSettings:
         1000,
         "journalInPlaceMicros",
         "A commit of a single block, while no other one is under way, is made without a hand-over to a thread where "
-        "each of the last 16 commits took no longer than this, microseconds. The node does nothing else meanwhile, so "
-        "that a disk that hangs holds up its reads as well. 0: never; and never with several journals",
+        "each of the last 16 commits took no longer than this, microseconds. The node does nothing else meanwhile: a "
+        "disk that hangs holds up all that it does, reads and its HTTP page too. 0: never; and never with several "
+        "journals",
         minimum=0,
         maximum=1_000_000,
     )

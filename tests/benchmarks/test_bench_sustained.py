@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cluster import NODES, Cluster, run
-from benchmarks.sustained import Stretch, Sustained, conclusion
+from benchmarks.sustained import Stretch, Sustained, conclusion, slowest_and_fastest
 
 A_MINUTE = Stretch(1.0, 200.0, 150.0, 250.0, 3.5, 0.7, 6.0, 500.0, 9000.0)
 
@@ -18,6 +18,12 @@ def test_the_end_is_compared_with_the_beginning_without_the_warm_up() -> None:
     curve = [replace(A_MINUTE, mean=mean) for mean in (20.0, 200.0, 210.0, 190.0, 150.0, 120.0, 100.0, 100.0, 90.0)]
     assert conclusion(curve).startswith("first quarter -> last quarter: MB/s 205 -> 95 (0.46)")
     assert conclusion(curve[:4]) == "too short to compare its end with its beginning"
+
+
+def test_an_instant_at_the_end_of_a_stretch_is_neither_its_slowest_second_nor_its_fastest() -> None:
+    rates = [(1.0, 200.0), (1.01, 180.0), (0.002, 0.0), (0.5, 190.0), (0.4, 900.0)]
+    assert slowest_and_fastest(rates) == (180.0, 200.0)
+    assert slowest_and_fastest([(0.3, 150.0), (0.1, 160.0)]) == (150.0, 160.0)
 
 
 @pytest.mark.processes

@@ -283,7 +283,12 @@ class Journal:
         write = partial(_write_batch, file, batch, slot, not batch.early)
         if self._is_alone(batch):
             # What comes meanwhile waits in its sockets, and makes the next batch.
-            done = self._disk.at_once(self._pool, write, self._in_place_s)
+            try:
+                done = self._disk.at_once(self._pool, write, self._in_place_s)
+            except BaseException as error:  # an interrupt within it: nobody knows what is on disk
+                # As after a failed sync: nothing follows a batch that may be torn (I1).
+                self._fail(BookieFailedError(f"a commit was interrupted: {error!r}"))
+                raise
             if done is not None:
                 self._settle(batch, slot, done)
                 return

@@ -101,3 +101,36 @@ async def test_a_commit_that_fails_in_place_stops_the_node_without_an_answer(clu
     assert disk.in_place == before + 1
     with pytest.raises(ConnectionError):
         await doomed
+
+
+class Interrupt(BaseException):
+    """What a signal's handler may raise in the middle of anything."""
+
+
+async def test_an_interrupt_within_a_commit_stops_the_node_without_an_answer(
+    cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = CountingDisk()
+    bookie = await cluster.start(disk=disk)
+    client = await cluster.connect(bookie)
+    await append(client, range(QUICK_CALLS + 1))
+    raised: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context.get("exception")))
+    before, calls = disk.before, list[str]()
+
+    def interrupted(call: str, path: str) -> None:
+        before(call, path)
+        if "/journal-" in path:
+            calls.append(call)
+            if call == "sync":
+                raise Interrupt
+
+    monkeypatch.setattr(disk, "before", interrupted)
+    doomed, behind = (client.send_add(entry(3, QUICK_CALLS + number)) for number in (1, 2))
+    await asyncio.wait_for(bookie.failed.wait(), 60)
+    assert isinstance(raised[0], Interrupt), "it goes on to whom it is for"
+    assert calls == ["write", "sync"], "nothing is written behind it"
+    assert "a commit was interrupted: Interrupt()" in str(bookie.failure)
+    for answer in (doomed, behind):
+        with pytest.raises(ConnectionError):
+            await answer

@@ -10,7 +10,8 @@ from helpers.bookie.harness import BookieCluster, entry
 
 from storage_node.bookie.disk.records import BLOCK
 from storage_node.bookie.disk.system_disk import SystemDisk
-from storage_node.bookie.store.entry_logs import LEAST_PIECE_BYTES, PIECE_BYTES, parse_log_name
+from storage_node.bookie.store.entry_logs import LEAST_PIECE_BYTES, PIECE_BYTES
+from storage_node.bookie.store.log_files import parse_log_name
 from storage_node.edge import DiskFile
 from storage_node.protocol.frames import Buffer
 from storage_node.protocol.schema import Status
