@@ -23,7 +23,7 @@ from metadata.foundation.errors import CallerError, CorruptDataError, Distribute
 from metadata.security.listening import ALLOW
 from metadata.store import Op, OpResult, SessionState
 from metadata.zookeeper.memory import MemorySession, MemoryTree
-from simulation.checkers.durability import JOURNAL_DIRECTORIES
+from simulation.checkers.durability import JOURNAL_DIRECTORIES, LEDGER_DIRECTORIES
 from simulation.checkers.history import History, Trace
 from simulation.checkers.ledgers import LedgerCheckers
 from simulation.checkers.logs import LogCheckers
@@ -209,7 +209,7 @@ class NodeMachine(Machine):
         rng = self.world.rng(f"settings/{self.name}")
         return SmallSettings(
             journal_directories=JOURNAL_DIRECTORIES[: rng.choice((1, 1, 1, 2))],
-            ledger_directories=("/ledgers1", "/ledgers2")[: rng.choice((1, 1, 2))],
+            ledger_directories=LEDGER_DIRECTORIES[: rng.choice((1, 1, 2))],
             bookie_port=PORT,
             listening_address="",
             insecure_listen=ALLOW,

@@ -27,7 +27,8 @@ from storage_node.protocol.digests import ENTRY_HEADER
 
 CHECKPOINT_AS_WRITTEN: Final = f"/{checkpoints.CHECKPOINT_FILE}.new"
 JOURNAL_DIRECTORIES: Final = ("/journal1", "/journal2")
-"""Of every node; some use the first one only."""
+LEDGER_DIRECTORIES: Final = ("/ledgers1", "/ledgers2")
+"""Of every node; some use the first ones only."""
 _BATCH_START: Final = b"dlsBATCH"
 
 
@@ -125,7 +126,8 @@ class Durability:
 
     def _placed(self, node: WatchedNode, place: LogPlace) -> memoryview | None:
         """Return the records that a batch names, once they are on the medium."""
-        for path in node.disk.files(log_name(place.log_id)):
+        for directory in LEDGER_DIRECTORIES:
+            path = f"{directory}/current/{log_name(place.log_id)}"
             data = node.disk.on_medium(path, place.offset, place.length)
             if len(data) == place.length and zlib.crc32(data) == place.records_sum:
                 return memoryview(data)

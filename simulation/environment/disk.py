@@ -198,6 +198,7 @@ class SimulatedDisk:
         self._loop = loop
         self._directories: dict[str, _Directory] = {}
         self._locks: dict[str, SimulatedFile] = {}
+        self._lost: dict[str, Inode] = {}
         self._budget: int | None = None
         self._active: dict[str, list[_PoolCall[object]]] = {}
         self._queued: dict[str, deque[_PoolCall[object]]] = {}
@@ -281,10 +282,10 @@ class SimulatedDisk:
 
     def on_medium(self, path: str, offset: int, length: int) -> bytes:
         """Return those bytes of the file as a power cut would leave them for certain; none where its name is not
-        durable."""
+        durable. Of a file that was lost, what it holds: its process goes on to write it, and cannot know."""
         folder, name = os.path.split(path)
         directory = self._directories.get(folder)
-        inode = None if directory is None else directory.durable.get(name)
+        inode = None if directory is None else directory.durable.get(name, self._lost.get(path))
         return b"" if inode is None else bytes(inode.durable[offset : offset + length])
 
     # ------------------------------------------------------------------------------------ moments
@@ -483,6 +484,7 @@ class SimulatedDisk:
         """Put another disk in place of this one."""
         self._directories.clear()
         self._locks.clear()
+        self._lost.clear()
 
     def files(self, suffix: str, folder: str = "") -> list[str]:
         """Return the paths of files whose name ends so, below directories whose path contains `folder`."""
@@ -497,6 +499,7 @@ class SimulatedDisk:
     def lose(self, path: str) -> None:
         """Remove a file from the medium."""
         directory, name = self._at(path)
+        self._lost[path] = directory.names[name]
         # From both: a lost file is gone for the running process, and stays gone after a crash.
         directory.names.pop(name, None)
         directory.durable.pop(name, None)
