@@ -280,7 +280,7 @@ class Storage:
             self._append_entry(ledger, record.entry_id, record.body, True)
             ledger.raise_lac(ENTRY_IDS.unpack_from(record.body)[2])
             return
-        self._append_fact(record.kind, ledger, record.body, None)
+        self._append_fact(record.kind, ledger, record.body)
         if record.kind == LEDGER:
             key, fenced = parse_ledger_body(record.body)
             ledger.master_key = key
@@ -412,13 +412,11 @@ class Storage:
         ledger.raise_lac(run.lac)
         return len(run.answers), run.body_bytes
 
-    def _append_fact(self, kind: int, ledger: Ledger, body: Buffer, acknowledge: Acknowledge | None) -> None:
+    def _append_fact(self, kind: int, ledger: Ledger, body: Buffer) -> None:
         """Put a record about a ledger into memory, log and journal, whatever the memory's limit."""
         placed = self.contents.append_fact(kind, ledger, body)
         if self._journal is not None:
-            batch = self._journal.of(ledger.ledger_id).extend(*placed, len(body))
-            if acknowledge is not None:
-                batch.acknowledgements.append(acknowledge)
+            self._journal.of(ledger.ledger_id).extend(*placed, len(body))
 
     def _keyed(self, ledger_id: int, master_key: bytes) -> Ledger | None:
         """Return the ledger if it has this key; an unknown ledger is made, its key journaled first."""
@@ -429,7 +427,7 @@ class Storage:
             ledger = self.contents.create(ledger_id)
         ledger.master_key = master_key
         # In the same journal and before the entry: whatever is replayed of the entries, their key is there too (D19).
-        self._append_fact(LEDGER, ledger, ledger_body(master_key, ledger.fenced), None)
+        self._append_fact(LEDGER, ledger, ledger_body(master_key, ledger.fenced))
         return ledger
 
     def fence(self, ledger_id: int, master_key: bytes) -> asyncio.Future[None] | Status:
@@ -445,7 +443,7 @@ class Storage:
         if ledger is not None and ledger.master_key not in (None, master_key):
             return Status.EUNKNOWNLEDGERSTATE if self.contents.unknown(ledger_id) else Status.EUA
         if ledger is None and ledger_id in self.contents.fenced_gone:
-            return Status.ENOLEDGER
+            return self._durable(ledger_id)  # it may be on its way still: the ledger was deleted meanwhile
         if ledger is None:
             ledger = self.contents.create_bare(ledger_id, MAX_BARE_BY_FENCE)
         if ledger is None:
@@ -455,16 +453,19 @@ class Storage:
             # earlier in the same journal, so they are durable when the fence is.
             ledger.fenced = True
             ledger.master_key = master_key
-            ledger.fence_pending = asyncio.get_running_loop().create_future()
-            done = partial(_resolve, ledger.fence_pending)
-            self._append_fact(LEDGER, ledger, ledger_body(master_key, True), done)
+            self._append_fact(LEDGER, ledger, ledger_body(master_key, True))
+            ledger.fence_pending = self._durable(ledger_id)
             ledger.wake_all()
         elif ledger.fence_pending is None:
-            # Fenced by what was replayed, which is durable before the node serves, or by the memory of a deletion:
-            # there is nothing to wait for.
-            ledger.fence_pending = asyncio.get_running_loop().create_future()
-            ledger.fence_pending.set_result(None)
+            # Fenced by what was replayed, which is durable before the node serves, or by the memory of a deletion.
+            ledger.fence_pending = self._durable(ledger_id)
         return ledger.fence_pending
+
+    def _durable(self, ledger_id: int) -> asyncio.Future[None]:
+        """Return what is done once all that the ledger's journal has so far is durable."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.journal.of(ledger_id).barrier(partial(_resolve, done))
+        return done
 
     async def key_durable(self, ledger_id: int) -> None:
         """Wait until the key that the ledger has is on disk. Raises what stopped the journal."""
@@ -488,7 +489,8 @@ class Storage:
         ledger = self._keyed(ledger_id, master_key)
         if ledger is None:
             return Status.EUA
-        self._append_fact(LAC, ledger, body, acknowledge)
+        self._append_fact(LAC, ledger, body)
+        self.journal.of(ledger_id).barrier(acknowledge)
         ledger.explicit_lac = bytes(body)
         ledger.raise_lac(LAC_HEADER.unpack_from(body)[1])
         ledger.wake_all()

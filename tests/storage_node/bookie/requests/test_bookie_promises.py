@@ -17,6 +17,7 @@ import pytest
 from helpers.bookie.harness import DIGEST, KEY, BookieCluster, WireClient, availability, entry
 from helpers.bookie.wire_harness import HeldDisk
 from helpers.reference_vectors import vectors
+from helpers.waiting import until
 
 from storage_node.protocol.digests import master_key
 from storage_node.protocol.encoding import (
@@ -312,3 +313,23 @@ async def test_every_answer_has_equal_statuses_outside_and_inside_and_the_ids_of
         assert isinstance(inner, dict)
         assert inner["status"] == values["status"]
         assert inner["ledgerId"] in (5, 6)
+
+
+async def test_a_fence_of_a_ledger_that_was_deleted_meanwhile_waits_for_the_first_one(cluster: BookieCluster) -> None:
+    """D19: a recovery concludes from this answer that nothing is acknowledged any more, whatever a crash undoes."""
+    disk = HeldDisk()
+    bookie = await cluster.start(disk=disk)
+    one, two = await cluster.connect(bookie), await cluster.connect(bookie)
+    await one.add(entry(5, 0))
+    disk.holds.add("journal")
+    first = one.send_read(5, -1, key=KEY, fence=True)
+    await until(lambda: disk.waiting)
+    bookie.storage.contents.delete(5, 1)
+    second = two.send_read(5, -1, key=KEY, fence=True)
+    await handled(two)
+    await asyncio.sleep(0)
+    early = second.done()
+    disk.release()
+    assert not early
+    assert (await second).status == Status.ENOLEDGER
+    await first
