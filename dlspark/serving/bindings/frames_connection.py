@@ -284,13 +284,18 @@ class FramesConnection:
     def _begin_arrived(self) -> None:
         """Begin what came together, in its order: writes of one stream as one, where the service takes them so."""
         frames, self._arrived = self._arrived, []
-        while frames and not self._ending:
-            run = take_run(frames) if len(frames) > 1 and not self._paused else None
-            count = len(run.numbers) if run is not None else 1
-            these, frames = frames[:count], frames[count:]
-            if run is None or count == 1 or not self._begin_run(run, these):
-                for frame in these:
-                    self._begin_alone(frame)
+        first, alone = 0, 1
+        while first < len(frames) and not self._ending:
+            run = take_run(frames, first, self._short) if not self._paused else None
+            count = len(run.numbers) if run is not None else alone
+            these = frames[first : first + count]
+            first += count
+            if run is not None and self._begin_run(run, these):
+                alone = 1
+                continue
+            alone *= 2  # streams may come in turn: a look for a run at each frame would cost more than it saves
+            for frame in these:
+                self._begin_alone(frame)
 
     def _begin_alone(self, frame: memoryview) -> None:
         if self._paused:
@@ -309,7 +314,6 @@ class FramesConnection:
             or self._ending
             or self._host.stopping
             or (self._session is not None and self._session.why is not None)
-            or max(costs) > self._short + RUN_REQUEST_BYTES
             or self._held + cost > limits.bytes_under_way
             or len(under_way) + len(numbers) > limits.requests_under_way
             or (self._counted and self._host.memory.exceeded)

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.registries import Statistics
+from dlspark.serving.bindings import frames_connection
 from dlspark.serving.bindings.frames_server import FramesServer
 from dlspark.serving.bindings.service import Caller, RunReply
 from dlspark.serving.protocol.answer_frames import decode_answer
@@ -30,7 +31,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.request_checks import request_checksum
 from dlspark.serving.protocol.request_frames import encode_request
-from dlspark.serving.protocol.write_runs import WriteRun
+from dlspark.serving.protocol.write_runs import WriteRun, take_run
 from dlspark.serving.write_proxy.metrics import MeasuredService, ProxyScopes, StreamTraffic, shown_in
 from storage_node.protocol.frames import Buffer
 
@@ -132,6 +133,31 @@ async def test_writes_that_come_together_are_taken_together_and_lie_in_one_entry
         assert answers == [WriteReceipt(DLSN(1, 2, n), 1) for n in range(40)]
         assert entrance.runs.taken == [40]
         assert await world.payloads("a") == [b"first", *(b"%d" % n for n in range(40))]
+        await entrance.close()
+
+
+@virtual_time
+async def test_where_streams_come_in_turn_a_run_is_looked_for_a_few_times_and_not_at_each_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+
+    def counted(frames: list[memoryview], first: int, longest: int) -> WriteRun | None:
+        looks.append(first)
+        return take_run(frames, first, longest)
+
+    monkeypatch.setattr(frames_connection, "take_run", counted)
+    async with proxies() as world:
+        entrance = await Entrance.open(world, together=True)
+        for stream in "abc":
+            await entrance.proxy.written(stream, b"first")
+        in_turn = [WriteRecords("abc"[n % 3], (b"%d" % n,)) for n in range(48)]
+        answers = await entrance.client.ask([*in_turn, *(WriteRecords("a", (b"%d" % n,)) for n in range(48, 64))])
+        assert all(isinstance(answer, WriteReceipt) for answer in answers)
+        assert looks == [0, 1, 3, 7, 15, 31, 63]
+        for number, stream in enumerate("abc"):
+            written = [b"first", *(b"%d" % n for n in range(number, 48, 3))]
+            assert (await world.payloads(stream))[: len(written)] == written
         await entrance.close()
 
 
