@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+from functools import partial
 from struct import error as StructError
+from types import SimpleNamespace
+from weakref import ref
 
 import pytest
 from hypothesis import given
@@ -19,9 +23,10 @@ from dlspark.core.codec.producer_records import (
     decode_control,
 )
 from dlspark.core.writing.acknowledgements import Appended, OutcomeCallback
-from dlspark.core.writing.conditional_appends import AppendWrite, RequestLog
+from dlspark.core.writing.conditional_appends import AppendWrite, Condition, RequestLog
 from dlspark.core.writing.producers import LAST_EPOCHS, RECENT, LogTime, Producers, UnderWay, Written, epoch_limit
 from dlspark.errors import (
+    ConditionError,
     InvalidEntryError,
     InvalidRecordError,
     ProducerFencedError,
@@ -130,6 +135,27 @@ def test_a_request_is_judged_anew_where_a_snapshot_has_just_forgotten_its_produc
     segment = None  # nothing may be written to one
     log.issue(write, segment)  # type: ignore[arg-type]
     assert [type(one) for one in ended] == [ProducerForgottenError]
+
+
+def test_a_request_that_its_condition_refuses_is_not_kept() -> None:
+    log = RequestLog(Producers(), None, -1, LogTime(FixedTime(), 0, DAY_MS))
+    ended: list[type] = []
+    giver = partial(RequestLog.snapshot, log)  # as the log, the request alone holds it
+    held = ref(giver)
+    write = AppendWrite(
+        giver,  # type: ignore[arg-type]
+        ([1], [b"a" * 1_000_000]),
+        OutcomeCallback(lambda outcome: ended.append(type(outcome))),
+        producer=request(0),
+        condition=Condition(token=b"another"),
+    )
+    write.check()
+    assert not log.answer(write), "it is new, and was not written before"
+    log.issue(write, SimpleNamespace(last_dlsn=None))  # type: ignore[arg-type]
+    assert ended == [ConditionError]
+    del write, giver
+    gc.collect()
+    assert held() is None
 
 
 def test_a_request_under_way_is_waited_for() -> None:
