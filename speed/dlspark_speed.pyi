@@ -46,7 +46,8 @@ def make_records(
     tuple: segment number, entry id, start sequence id, flags, 1, position less slot), of payload, position,
     transaction id; `segment` is segment number and start sequence id, `columns` are arrays of 64 bits for entry ids,
     slots, positions, flags and transaction ids. Payload i is `data[offsets[i] : offsets[i + 1]]`, the offsets of 32
-    bits. None where the arrays do not fit together: the twin says what is wrong."""
+    bits. None where the arrays do not fit together, or one does not lie in one piece: the twin says what is wrong, if
+    anything is."""
 
 def lay_out_records(headers: Readable, offsets: Readable, data: Readable, records: Writable) -> bool:
     """Write records one behind the other: each of `headers`, of 20 bytes, and behind it its payload, which is
