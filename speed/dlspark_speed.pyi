@@ -46,7 +46,8 @@ def make_records(
     tuple: segment number, entry id, start sequence id, flags, 1, position less slot), of payload, position,
     transaction id; `segment` is segment number and start sequence id, `columns` are arrays of 64 bits for entry ids,
     slots, positions, flags and transaction ids. Payload i is `data[offsets[i] : offsets[i + 1]]`, the offsets of 32
-    bits. None where the arrays do not fit together: the twin says what is wrong."""
+    bits. None where the arrays do not fit together, or one does not lie in one piece: the twin says what is wrong, if
+    anything is."""
 
 def lay_out_records(headers: Readable, offsets: Readable, data: Readable, records: Writable) -> bool:
     """Write records one behind the other: each of `headers`, of 20 bytes, and behind it its payload, which is
@@ -85,7 +86,10 @@ def encode_adds(
     entries' headers, each kind one behind the other, and the length of every EOK frame, 0 where they differ. None for
     ids from 2^63 on, or where an argument is something else: the twin decides, and words the error."""
 
-def take_writes(frames: Sequence[ReadableBuffer]) -> tuple[bytes, list[int], list[bytes], int, bool] | None:
-    """Take the writes that `frames`, without their lengths, begin with, as long as they are of one record each, on one
-    stream, and ask for nothing but to be stored. Return the stream's name, the numbers of the requests, the payloads,
-    the bytes of these, and whether no checksum that came with one is wrong; None where not even the first is one."""
+def take_writes(
+    frames: list[memoryview], first: int, longest: int
+) -> tuple[bytes, list[int], list[bytes], int, bool] | None:
+    """Take the writes that stand in `frames`, without their lengths, from number `first` on, as long as they are of one
+    record each, on one stream, in frames of at most `longest` bytes, and ask for nothing but to be stored. Return the
+    stream's name, the numbers of the requests, the payloads, the bytes of these, and whether no checksum that came with
+    one is wrong; None where they are fewer than two. Of what stands behind them one frame is looked at."""

@@ -98,7 +98,7 @@ class CompiledCore(Protocol):
         ...
 
     def take_writes(
-        self, frames: Sequence[ReadableBuffer], /
+        self, frames: list[memoryview], first: int, longest: int, /
     ) -> tuple[bytes, list[int], list[bytes], int, bool] | None:
         """Take the writes of one record each that came together."""
         ...

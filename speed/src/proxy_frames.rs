@@ -62,22 +62,48 @@ fn is_summed(write: &Write<'_>) -> bool {
 /// The stream's name, numbers, payloads, their bytes, and whether no checksum is wrong.
 type Run<'py> = (Bound<'py, PyBytes>, Bound<'py, PyList>, Bound<'py, PyList>, usize, bool);
 
-/// Take the writes that `frames` begin with, as long as they are of one record each and on one stream. None where not
-/// even the first one is.
-#[pyfunction]
-pub fn take_writes<'py>(py: Python<'py>, frames: Vec<Input<'py>>) -> PyResult<Option<Run<'py>>> {
-    let mut taken: Vec<Write<'_>> = Vec::with_capacity(frames.len());
-    for frame in &frames {
-        let Some(found) = write(frame.bytes()) else { break };
-        if taken.first().is_some_and(|first| first.stream != found.stream) {
-            break;
-        }
-        taken.push(found);
+/// The frame with this number, None behind the last one or where it has more than `longest` bytes.
+fn frame<'py>(frames: &Bound<'py, PyList>, at: usize, longest: usize) -> PyResult<Option<Input<'py>>> {
+    if at >= frames.len() {
+        return Ok(None);
     }
-    let Some(first) = taken.first() else { return Ok(None) };
-    let stream = PyBytes::new(py, first.stream);
-    let numbers = PyList::new(py, taken.iter().map(|one| one.number))?;
-    let payloads = PyList::new(py, taken.iter().map(|one| PyBytes::new(py, one.payload)))?;
-    let size = taken.iter().map(|one| one.payload.len()).sum();
-    Ok(Some((stream, numbers, payloads, size, taken.iter().all(is_summed))))
+    let found = Input::take(&frames.get_item(at)?)?;
+    Ok(Some(found).filter(|one| one.bytes().len() <= longest))
+}
+
+/// Take the writes that stand in `frames` from number `first` on, as long as they are of one record each, on one stream
+/// and in frames of at most `longest` bytes. None where they are fewer than two. What stands behind them is not looked
+/// at, but for one frame.
+#[pyfunction]
+pub fn take_writes<'py>(
+    py: Python<'py>,
+    frames: &Bound<'py, PyList>,
+    first: usize,
+    longest: usize,
+) -> PyResult<Option<Run<'py>>> {
+    let Some(opened) = frame(frames, first, longest)? else { return Ok(None) };
+    let Some(start) = write(opened.bytes()) else { return Ok(None) };
+    let (mut numbers, mut payloads, mut size, mut summed) = (Vec::new(), Vec::new(), 0, true);
+    // Bytes do not have the collector run: no code of Python's does while a frame is read.
+    let mut add = |one: &Write<'_>| {
+        numbers.push(one.number);
+        payloads.push(PyBytes::new(py, one.payload));
+        size += one.payload.len();
+        summed &= is_summed(one);
+    };
+    let mut at = first + 1;
+    while let Some(next) = frame(frames, at, longest)? {
+        let Some(found) = write(next.bytes()).filter(|one| one.stream == start.stream) else { break };
+        if at == first + 1 {
+            add(&start);
+        }
+        add(&found);
+        at += 1;
+    }
+    if numbers.is_empty() {
+        return Ok(None);
+    }
+    let stream = PyBytes::new(py, start.stream);
+    drop(opened);
+    Ok(Some((stream, PyList::new(py, numbers)?, PyList::new(py, payloads)?, size, summed)))
 }

@@ -155,17 +155,23 @@ struct Run {
 /// transaction id. `segment` is the segment's number and its start sequence id. `columns` are arrays of int64: entry
 /// ids, slots, positions, flags and transaction ids. Payload i is `data[offsets[i]..offsets[i + 1]]`, the offsets being
 /// int32. The class must let none of the fields be changed: the collector does not see the records. None where the arrays
-/// do not fit together: the twin says what is wrong.
+/// do not fit together, or one does not lie in one piece: the twin says what is wrong, if anything is.
 #[pyfunction]
 pub fn make_records<'py>(
     kind: &Bound<'py, PyType>,
     fields: [Bound<'py, PyAny>; 4],
     segment: (i64, i64),
-    columns: [Input<'py>; 5],
-    offsets: Input<'py>,
-    data: Input<'py>,
+    columns: [Bound<'py, PyAny>; 5],
+    offsets: &Bound<'py, PyAny>,
+    data: &Bound<'py, PyAny>,
 ) -> PyResult<Option<Bound<'py, PyList>>> {
     let py = kind.py();
+    let ([Some(a), Some(b), Some(c), Some(d), Some(e)], [Some(offsets), Some(data)]) =
+        (columns.each_ref().map(|one| Input::take(one).ok()), [offsets, data].map(|one| Input::take(one).ok()))
+    else {
+        return Ok(None);
+    };
+    let columns = [a, b, c, d, e];
     let Some((rows, runs)) = rows(py, &columns, offsets.bytes(), data.bytes()) else {
         return Ok(None);
     };

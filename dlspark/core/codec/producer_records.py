@@ -39,6 +39,8 @@ MAX_TOKEN_BYTES: Final = 36
 """Of a fencing token: room for a UUID as text."""
 MAX_NUMBER: Final = 2**63 - 1
 """Of an epoch or a sequence number."""
+MAX_COUNT: Final = 2**32 - 1
+"""Of the records of a request."""
 
 _OURS: Final = re.compile(rb"dlp[0-9]+:")
 _PART: Final = Struct(">IIIH")
@@ -246,8 +248,12 @@ def _request(text: bytes) -> ProducerRequest:
     if numbers is None:
         raise ValueError(f"{text[:60]!r} is not an epoch, sequence number, count and name")
     epoch, sequence, count = (int(number) for number in numbers.groups())
-    name = text[numbers.end() :].decode()
-    if not name or max(epoch, sequence, count) > MAX_NUMBER or (sequence == -1) != (count == 0):
+    encoded = text[numbers.end() :]
+    # What is beyond a state's fields could not be remembered (I19).
+    if not 0 < len(encoded) <= MAX_NAME_BYTES:
+        raise ValueError(f"a producer's name has {len(encoded)} bytes, it may have 1 to {MAX_NAME_BYTES}")
+    name = encoded.decode()
+    if max(epoch, sequence) > MAX_NUMBER or count > MAX_COUNT or (sequence == -1) != (count == 0):
         raise ValueError(f"request {sequence} of epoch {epoch} by {name!r} has {count} records")
     return ProducerRequest(name, epoch, sequence, count)
 

@@ -184,8 +184,9 @@ class RequestLog:
 
     def issue(self, write: AppendWrite, segment: SegmentWriter) -> None:
         """Write a request that is not answered yet, or refuse it."""
+        new, self._new = self._new, None  # one that is refused is not kept: it may have a megabyte
         try:
-            if write.producer is not None and not self.failed and self._new is not write:
+            if write.producer is not None and not self.failed and new is not write:
                 repeated = self.producers.judge(write.producer)
                 if isinstance(repeated, UnderWay):
                     self._outcomes[repeated.request].attach(write.future, repeated=True)
@@ -217,7 +218,6 @@ class RequestLog:
         return True
 
     def _write(self, write: AppendWrite, segment: SegmentWriter) -> None:
-        self._new = None
         first = segment.dlsn_of(write.request)  # before it is written: afterwards the next free position has moved
         producer = write.producer
         outcome = RequestOutcome(partial(self._ended, producer))

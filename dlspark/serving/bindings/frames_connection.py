@@ -89,6 +89,7 @@ class FramesConnection:
     __slots__ = (
         "_arrived",
         "_counted",
+        "_ending",
         "_fresh",
         "_held",
         "_host",
@@ -135,6 +136,8 @@ class FramesConnection:
         if host.authentication is not None and proof is not None:
             self._session = FramesSession(host.authentication, self.caller, proof, self.opened_at)
         self.closed = False
+        self._ending = False
+        """True once the link is closed from here, before it says so: nothing is begun from then on."""
         self._fresh = False
         """True where a whole frame came since the last `batch_done`."""
         self._under_way: dict[int, int] = {}
@@ -174,7 +177,9 @@ class FramesConnection:
         return bool(self._under_way or self._line or self._link.queued_bytes)
 
     def close(self) -> None:
-        """Close the link; what is under way is not answered any more."""
+        """Close the link; what is under way is not answered any more, and what has arrived is not begun."""
+        # The link says that it is closed in a later turn of the loop, and the step of this turn may go on until then.
+        self._ending = True
         self._link.close()
 
     def leave(self) -> None:
@@ -185,7 +190,7 @@ class FramesConnection:
         that may reach it before what was said.
         """
         if self.busy or self.closed:
-            self._link.close()
+            self.close()
         else:
             self._say_end(NOT_BEGUN)
 
@@ -200,7 +205,7 @@ class FramesConnection:
     def frame_received(self, frame: memoryview) -> None:
         """Begin a request, or let it wait while the connection is paused."""
         self._fresh = True
-        if self._left:
+        if self._left or self._ending:
             return
         if self._paused:
             self._wait_in_line(frame)
@@ -223,7 +228,7 @@ class FramesConnection:
     def link_closed(self, error: Exception | None) -> None:
         """Note that the client is gone: what it holds here goes, and the service hears of it once."""
         del error  # the link has logged what went wrong
-        self.closed = True
+        self.closed = self._ending = True
         self._line, self._line_bytes, self._held = None, 0, 0
         self._under_way.clear()
         self._arrived = []
@@ -257,7 +262,7 @@ class FramesConnection:
             if isinstance(admitted, Refusal):
                 self._send(number, admitted)
                 if self._session is not None and self._session.failures >= MAX_FAILURES:
-                    self._link.close()
+                    self.close()
                 return
             request = admitted
         cost = size + REQUEST_BYTES
@@ -279,18 +284,23 @@ class FramesConnection:
     def _begin_arrived(self) -> None:
         """Begin what came together, in its order: writes of one stream as one, where the service takes them so."""
         frames, self._arrived = self._arrived, []
-        while frames:
-            run = take_run(frames) if len(frames) > 1 and not self._paused else None
-            count = len(run.numbers) if run is not None else 1
-            these, frames = frames[:count], frames[count:]
-            if run is None or count == 1 or not self._begin_run(run, these):
-                for frame in these:
-                    self._begin_alone(frame)
+        first, alone = 0, 1
+        while first < len(frames) and not self._ending:
+            run = take_run(frames, first, self._short) if not self._paused else None
+            count = len(run.numbers) if run is not None else alone
+            these = frames[first : first + count]
+            first += count
+            if run is not None and self._begin_run(run, these):
+                alone = 1
+                continue
+            alone *= 2  # streams may come in turn: a look for a run at each frame would cost more than it saves
+            for frame in these:
+                self._begin_alone(frame)
 
     def _begin_alone(self, frame: memoryview) -> None:
         if self._paused:
             self._wait_in_line(frame)
-        elif not self.closed:
+        elif not self._ending:
             self._begin(frame)
 
     def _begin_run(self, run: WriteRun, frames: Sequence[memoryview]) -> bool:
@@ -301,10 +311,9 @@ class FramesConnection:
         cost = sum(costs)
         if (
             runs is None
-            or self.closed
+            or self._ending
             or self._host.stopping
             or (self._session is not None and self._session.why is not None)
-            or max(costs) > self._short + RUN_REQUEST_BYTES
             or self._held + cost > limits.bytes_under_way
             or len(under_way) + len(numbers) > limits.requests_under_way
             or (self._counted and self._host.memory.exceeded)
@@ -372,8 +381,7 @@ class FramesConnection:
         if number in self._under_way:
             number = NO_REQUEST  # the answer to the request that was begun under it is not known
         self._send(number, refusal_of(error))
-        self._paused = True  # what had arrived behind it is not begun
-        self._link.close()
+        self.close()  # what had arrived behind it is not begun
 
     # ------------------------------------------------------------------------------------ answers
 
@@ -488,7 +496,7 @@ class FramesConnection:
 
     def _pause(self) -> None:
         """Read no further until `_may_go_on`."""
-        if self._paused or self.closed:
+        if self._paused or self._ending:
             return
         self._paused = True
         self._link.pause_reading()
@@ -496,13 +504,13 @@ class FramesConnection:
         self._try_to_go_on()  # what it waits for may be over already, and nothing else would say so
 
     def _wait_in_line(self, frame: memoryview) -> None:
-        if self.closed:
+        if self._ending:
             return
         memory = self._host.memory
         if memory.used > 2 * memory.limit:
             reason = "it goes on sending, and the frames of all clients take twice the memory that they may"
             self._host.lines.log(logging.WARNING, "closing the connection to %s: %s", self.peer, reason)
-            self._link.close()
+            self.close()
             return
         if self._line is None:
             self._line = deque()
@@ -540,18 +548,18 @@ class FramesConnection:
     def _try_to_go_on(self) -> None:
         """Have the line go on, where there is room again."""
         # Not at once: hundreds of requests may end in one turn of the loop, and the line goes on once for all of them.
-        if self._paused and not self.closed and self._may_go_on():
+        if self._paused and not self._ending and self._may_go_on():
             self._host.turns.join(self._go_on)
 
     def _go_on(self) -> None:
         """Begin what waits, within the bounds; then read on."""
-        if not self._paused or self.closed or not self._may_go_on():
+        if not self._paused or self._ending or not self._may_go_on():
             return
         self._paused = False
         turns = self._host.turns
         deadline = turns.now() + turns.share_s
         line = self._line
-        while line and not self._paused and not self.closed:
+        while line and not self._paused and not self._ending:
             if turns.now() > deadline:
                 self._paused = True  # tens of thousands may wait: the rest is for the next turns of the loop
                 turns.join(self._go_on)
@@ -561,7 +569,7 @@ class FramesConnection:
             self._line_bytes -= size
             self._held -= size
             self._begin(memoryview(frame))
-        if not self._paused and not self.closed:
+        if not self._paused and not self._ending:
             self._line = None
             self._link.resume_reading()
 

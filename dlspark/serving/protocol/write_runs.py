@@ -1,19 +1,25 @@
 """Writes that arrived together, by columns: `take_run` reads many frames at a time, with the compiled core by one call.
 
-A run are writes of one record each, on one stream, of which nothing is asked but to be stored, as long as they follow
-each other: most of what a proxy gets. What else comes is for `request_frames.decode_request`, which also says what is
-wrong with a frame. No I/O; whatever bytes it is given, nothing is raised.
+A run are two or more writes of one record each, on one stream, of which nothing is asked but to be stored, as long as
+they follow each other: most of what a proxy gets. What else comes is for `request_frames.decode_request`, which also
+says what is wrong with a frame. No I/O; whatever bytes it is given, nothing is raised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from dlspark.serving.protocol.frame_parts import FRAME_VERSION
-from dlspark.serving.protocol.write_frames import CHECKSUM, ONE_PAYLOAD, PLAIN_HEAD, RequestKind
+from dlspark.serving.protocol.write_frames import CHECKSUM, PLAIN_HEAD, RequestKind
 from metadata.foundation import compiled
+
+_WRITE: Final = int(RequestKind.WRITE_RECORDS)
+_LENGTH_BYTES: Final = 2
+_NAME_AT: Final = PLAIN_HEAD.size - _LENGTH_BYTES
+"""Where the stream's name begins, with its length before it."""
+_U32_BYTES: Final = 4
+_ONE: Final = (1).to_bytes(_U32_BYTES, "big")
 
 
 class WriteRun(NamedTuple):
@@ -29,10 +35,14 @@ class WriteRun(NamedTuple):
     """False where a checksum that came with one of them is wrong."""
 
 
-def take_run(frames: Sequence[memoryview]) -> WriteRun | None:
-    """Return the run that the frames, without their lengths, begin with; None where the first is not part of one."""
+def take_run(frames: list[memoryview], first: int, longest: int) -> WriteRun | None:
+    """Return the run that begins with the frame `first`, those without their lengths, and in which none has more than
+    `longest` bytes; None where there are not two writes for it."""
+    if first + 1 >= len(frames):
+        return None
     core = compiled.core
-    taken = core.take_writes(frames) if core is not None else _take_writes(frames)
+    take = core.take_writes if core is not None else _take_writes
+    taken = take(frames, first, longest)
     if taken is None:
         return None
     name, numbers, payloads, size, summed = taken
@@ -42,26 +52,40 @@ def take_run(frames: Sequence[memoryview]) -> WriteRun | None:
         return None
 
 
-def _take_writes(frames: Sequence[memoryview]) -> tuple[bytes, list[int], list[bytes], int, bool] | None:
+def _take_writes(
+    frames: list[memoryview], first: int, longest: int
+) -> tuple[bytes, list[int], list[bytes], int, bool] | None:
     """Do what `dlspark_speed.take_writes` does: return the stream's name, and the columns of a run."""
-    stream, summed = b"", True
+    frame = frames[first]
+    if not PLAIN_HEAD.size <= len(frame) <= longest:
+        return None
+    version, kind, flags, _, _, _, length = PLAIN_HEAD.unpack_from(frame)
+    if version != FRAME_VERSION or kind != _WRITE or flags & ~CHECKSUM:
+        return None
+    # In all frames of a run the same stands between: the stream's name with its length, and that one payload comes.
+    alike = bytes(frame[_NAME_AT : PLAIN_HEAD.size + length]) + _ONE
+    size_at = _NAME_AT + len(alike)
+    payload_at = size_at + _U32_BYTES
+    if frames[first + 1][_NAME_AT:size_at] != alike:
+        return None
     numbers: list[int] = []
     payloads: list[bytes] = []
-    for frame in frames:
+    summed, begun = True, crc32(alike[_LENGTH_BYTES : -len(_ONE)])
+    for at in range(first, len(frames)):
+        frame = frames[at]
         end = len(frame)
-        if end < PLAIN_HEAD.size:
+        if not payload_at <= end <= longest or frame[_NAME_AT:size_at] != alike:
             break
-        version, kind, flags, number, checksum, _, length = PLAIN_HEAD.unpack_from(frame)
-        at = PLAIN_HEAD.size + length
-        payload_at = at + ONE_PAYLOAD.size
-        if version != FRAME_VERSION or kind != RequestKind.WRITE_RECORDS or flags & ~CHECKSUM or payload_at > end:
+        version, kind, flags, number, checksum, _, _ = PLAIN_HEAD.unpack_from(frame)
+        if version != FRAME_VERSION or kind != _WRITE or flags & ~CHECKSUM:
             break
-        name = bytes(frame[PLAIN_HEAD.size : at])
-        if ONE_PAYLOAD.unpack_from(frame, at) != (1, end - payload_at) or (numbers and name != stream):
+        if int.from_bytes(frame[size_at:payload_at], "big") != end - payload_at:
             break
-        stream, payload = name, bytes(frame[payload_at:])
-        if flags and crc32(payload, crc32(name)) != checksum:
+        payload = bytes(frame[payload_at:])
+        if flags and crc32(payload, begun) != checksum:
             summed = False
         numbers.append(number)
         payloads.append(payload)
-    return (stream, numbers, payloads, sum(map(len, payloads)), summed) if numbers else None
+    if len(numbers) < 2:
+        return None
+    return alike[_LENGTH_BYTES : -len(_ONE)], numbers, payloads, sum(map(len, payloads)), summed

@@ -119,6 +119,15 @@ def test_records_made_by_the_core_are_immutable_and_nothing_that_the_collector_l
         records[0].txid = 5  # type: ignore[misc]
 
 
+def test_columns_that_do_not_lie_in_one_piece_make_the_same_records(core: CompiledCore) -> None:
+    payload = pa.array([b"%d" % n for n in range(6)], pa.binary())
+    table = np.arange(36).reshape(6, 6)
+    in_pieces = DecodedBatch(3, *(table[:, n] for n in range(6)), payload, None)
+    in_one = DecodedBatch(3, *(table[:, n].copy() for n in range(6)), payload, None)
+    with running_on(core):
+        assert in_pieces.records() == in_one.records()
+
+
 def test_records_made_by_the_core_are_freed_with_their_last_reference(core: CompiledCore) -> None:
     payload = pa.array([bytes(100_000)] * 50, pa.binary())
     numbers = np.arange(50)

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import gc
+from functools import partial
+from struct import error as StructError
+from types import SimpleNamespace
+from weakref import ref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.producer_records import KEPT, FencingToken, ProducerRequest, SnapshotPart, decode_control
+from dlspark.core.codec.producer_records import (
+    KEPT,
+    MAX_COUNT,
+    MAX_NAME_BYTES,
+    FencingToken,
+    ProducerRequest,
+    SnapshotPart,
+    decode_control,
+)
 from dlspark.core.writing.acknowledgements import Appended, OutcomeCallback
-from dlspark.core.writing.conditional_appends import AppendWrite, RequestLog
+from dlspark.core.writing.conditional_appends import AppendWrite, Condition, RequestLog
 from dlspark.core.writing.producers import LAST_EPOCHS, RECENT, LogTime, Producers, UnderWay, Written, epoch_limit
 from dlspark.errors import (
+    ConditionError,
+    InvalidEntryError,
     InvalidRecordError,
     ProducerFencedError,
     ProducerForgottenError,
@@ -44,6 +60,35 @@ def test_the_last_requests_are_answered_with_their_first_positions() -> None:
     written(producers, *range(8))
     assert [producers.judge(request(n)) for n in range(3, 8)] == [Written(place(n), 1) for n in range(3, 8)]
     assert [producers.judge(request(n)) for n in range(3)] == [Written(None, 1)] * 3, "written, position forgotten"
+
+
+def test_a_producer_whose_state_cannot_be_kept_is_not_forgotten() -> None:
+    """It would be taken for one that is new, and its request be written twice (I19)."""
+    producers, beyond = Producers(), request(0, name="beyond", count=MAX_COUNT + 1)
+    producers.replay(beyond, place(1), 0)
+    for _ in range(2):
+        with pytest.raises(StructError):
+            producers.snapshot(0, DAY_MS)
+        assert producers.judge(beyond) == Written(DLSN(1, 1, 2), MAX_COUNT + 1)
+    for n in range(RECENT - 1):
+        producers.replay(request(0, name=f"p{n}"), place(n), 0)
+    with pytest.raises(StructError):
+        producers.replay(request(0, name="one more"), place(9), 0)
+    assert isinstance(producers.judge(beyond), Written)
+
+
+def test_a_request_that_could_not_be_remembered_is_not_read() -> None:
+    highest = b"dlp1:request:0:0:%d:%b" % (MAX_COUNT, b"n" * MAX_NAME_BYTES)
+    producers, known = Producers(), decode_control(highest)
+    assert isinstance(known, ProducerRequest)
+    producers.replay(known, place(1), 0)
+    producers.restore(
+        [part for part in map(decode_control, producers.snapshot(0, DAY_MS)) if type(part) is SnapshotPart]
+    )
+    assert isinstance(producers.judge(known), Written)
+    for beyond in (b"0:0:%d:p" % (MAX_COUNT + 1), b"0:0:1:" + b"n" * (MAX_NAME_BYTES + 1), b"0:0:1:"):
+        with pytest.raises(InvalidEntryError, match="damaged"):
+            decode_control(b"dlp1:request:" + beyond)
 
 
 def test_a_snapshot_has_all_producers_in_the_order_in_which_they_were_heard_of() -> None:
@@ -90,6 +135,27 @@ def test_a_request_is_judged_anew_where_a_snapshot_has_just_forgotten_its_produc
     segment = None  # nothing may be written to one
     log.issue(write, segment)  # type: ignore[arg-type]
     assert [type(one) for one in ended] == [ProducerForgottenError]
+
+
+def test_a_request_that_its_condition_refuses_is_not_kept() -> None:
+    log = RequestLog(Producers(), None, -1, LogTime(FixedTime(), 0, DAY_MS))
+    ended: list[type] = []
+    giver = partial(RequestLog.snapshot, log)  # as the log, the request alone holds it
+    held = ref(giver)
+    write = AppendWrite(
+        giver,  # type: ignore[arg-type]
+        ([1], [b"a" * 1_000_000]),
+        OutcomeCallback(lambda outcome: ended.append(type(outcome))),
+        producer=request(0),
+        condition=Condition(token=b"another"),
+    )
+    write.check()
+    assert not log.answer(write), "it is new, and was not written before"
+    log.issue(write, SimpleNamespace(last_dlsn=None))  # type: ignore[arg-type]
+    assert ended == [ConditionError]
+    del write, giver
+    gc.collect()
+    assert held() is None
 
 
 def test_a_request_under_way_is_waited_for() -> None:

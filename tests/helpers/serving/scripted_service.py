@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.serving.bindings.service import Caller, Reply
+from dlspark.serving.bindings.service import Caller, Reply, RunReply
 from dlspark.serving.protocol.operations import (
     Answer,
     BulkReceipt,
@@ -28,6 +28,15 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
+from dlspark.serving.protocol.write_runs import WriteRun
+
+
+class NoRuns:
+    """A `RunTaker` that wants all writes one by one: a frames server looks at what came together, and begins each."""
+
+    def submit_run(self, run: WriteRun, caller: Caller, reply: RunReply) -> bool:
+        """Do nothing."""
+        return False
 
 
 def answer_to(request: Request, number: int = 0) -> Answer:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from helpers.security.minting import MintedAuthority, MintedPair, now, replace_file, write_folder
-from helpers.serving.scripted_service import ScriptedService
+from helpers.serving.scripted_service import NoRuns, ScriptedService
 from helpers.waiting import until
 
 from dlspark.errors import ProxyUnreachableError, SettingsError
@@ -281,14 +281,22 @@ async def test_tokens_that_are_refused(secured: Secured) -> None:
         assert await client.call(STREAM) == Done()
 
 
-async def test_whoever_guesses_tokens_is_closed_after_three(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("runs", [NoRuns(), None], ids=["together", "alone"])
+async def test_whoever_guesses_tokens_is_closed_after_three(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch, runs: NoRuns | None
+) -> None:
+    """However many of them come at once, and with a good one behind them."""
     monkeypatch.setattr(FramesClient, "_prove", _asks_nothing_first)
     await secured.start(first_request_ms=3_600_000)  # else the end of that time would close it
+    secured.server.runs = runs
     client = await secured.client(secured.credentials())
-    answers = await asyncio.gather(*(client.call(Handshake(token=b"a.b.%d" % number)) for number in range(5)))
+    tokens = [*(b"a.b.%d" % number for number in range(40)), secured.token().reveal().encode()]
+    answers = await asyncio.gather(*(client.call(Handshake(token=token)) for token in tokens))
     assert all(isinstance(answer, Refusal) for answer in answers)
     await until(lambda: client.closed)
     assert secured.service.requests == []
+    assert secured.notes.entered == []
+    assert len(secured.notes.refused) == frames_sessions.MAX_FAILURES
 
 
 async def test_a_client_does_not_trust_another_proxy(secured: Secured, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from helpers.serving.proxy_world import Proxy, ProxyWorld, proxies
@@ -14,6 +15,8 @@ from prometheus_client import CollectorRegistry
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.registries import Statistics
+from dlspark.core.writing.proxy_writes import write_run
+from dlspark.serving.bindings import frames_connection
 from dlspark.serving.bindings.frames_server import FramesServer
 from dlspark.serving.bindings.service import Caller, RunReply
 from dlspark.serving.protocol.answer_frames import decode_answer
@@ -30,8 +33,9 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.request_checks import request_checksum
 from dlspark.serving.protocol.request_frames import encode_request
-from dlspark.serving.protocol.write_runs import WriteRun
+from dlspark.serving.protocol.write_runs import WriteRun, take_run
 from dlspark.serving.write_proxy.metrics import MeasuredService, ProxyScopes, StreamTraffic, shown_in
+from dlspark.serving.write_proxy.streams import execution
 from storage_node.protocol.frames import Buffer
 
 BOTH_WAYS = pytest.mark.parametrize("together", [True, False], ids=["together", "alone"])
@@ -136,6 +140,31 @@ async def test_writes_that_come_together_are_taken_together_and_lie_in_one_entry
 
 
 @virtual_time
+async def test_where_streams_come_in_turn_a_run_is_looked_for_a_few_times_and_not_at_each_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+
+    def counted(frames: list[memoryview], first: int, longest: int) -> WriteRun | None:
+        looks.append(first)
+        return take_run(frames, first, longest)
+
+    monkeypatch.setattr(frames_connection, "take_run", counted)
+    async with proxies() as world:
+        entrance = await Entrance.open(world, together=True)
+        for stream in "abc":
+            await entrance.proxy.written(stream, b"first")
+        in_turn = [WriteRecords("abc"[n % 3], (b"%d" % n,)) for n in range(48)]
+        answers = await entrance.client.ask([*in_turn, *(WriteRecords("a", (b"%d" % n,)) for n in range(48, 64))])
+        assert all(isinstance(answer, WriteReceipt) for answer in answers)
+        assert looks == [0, 1, 3, 7, 15, 31, 63]
+        for number, stream in enumerate("abc"):
+            written = [b"first", *(b"%d" % n for n in range(number, 48, 3))]
+            assert (await world.payloads(stream))[: len(written)] == written
+        await entrance.close()
+
+
+@virtual_time
 async def test_whatever_comes_among_them_answers_and_records_are_those_of_writes_that_come_alone() -> None:
     seen = []
     for together in (True, False):
@@ -226,6 +255,47 @@ async def test_of_writes_under_way_when_the_proxy_loses_its_nodes_each_client_he
         assert all(isinstance(one, Refusal) and one.applied is Applied.UNKNOWN for one in refusals), refusals
         assert entrance.proxy.service.requests_under_way == 0
         await entrance.proxy.crash()
+        await entrance.close()
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("held", [True, False], ids=["something under way", "nothing under way"])
+@pytest.mark.parametrize("taken", [True, False], ids=["taken by the writer", "not taken"])
+@virtual_time
+async def test_writes_that_a_mistake_meets_are_answered_as_in_doubt_and_those_behind_them_are_written(
+    together: bool, held: bool, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistakes = [RuntimeError("a mistake")]
+
+    def mistaken(*given: Any, **named: Any) -> None:
+        if taken or not mistakes:
+            write_run(*given, **named)
+        if mistakes:
+            raise mistakes.pop()
+
+    async with proxies() as world:
+        entrance = await Entrance.open(world, together=together)
+        await entrance.proxy.written("a", b"first")
+        if held:
+            world.hold()
+            before = entrance.proxy.asked(WriteRecords("a", (b"held",)))
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(execution, "write_run", mistaken)
+        asking = asyncio.ensure_future(entrance.client.ask([WriteRecords("a", (b"%d" % n,)) for n in range(3)]))
+        await asyncio.sleep(0.01)
+        if held:
+            world.release()
+            await before
+        answers = await asking
+        assert all(isinstance(one, Refusal) and "a mistake" in one.message for one in answers), answers
+        in_doubt = [one for one in answers if isinstance(one, Refusal) and one.applied is Applied.UNKNOWN]
+        assert len(in_doubt) == (3 if together or held else 1), (
+            "one alone ended the stream: those behind it were not begun"
+        )
+        assert entrance.proxy.service.requests_under_way == 0
+        await asyncio.sleep(60)  # the stream has ended, and is opened anew
+        for n in range(9):
+            await entrance.proxy.written("a", b"after %d" % n)
         await entrance.close()
 
 

@@ -104,7 +104,8 @@ async def test_nodes_have_a_request_alone_a_turn_after_it_came(given: dict[str, 
         await proxy.write("events", b"first")
         before = stored(world)
         asked = proxy.asked(WriteRecords("events", (b"alone",), **given))  # type: ignore[arg-type]
-        await asyncio.sleep(0)  # in which what was sent reaches nodes in memory
+        await asyncio.sleep(0)  # at whose end the ledger's client sends what was written in it
+        await asyncio.sleep(0)  # in which that reaches nodes in memory; over a socket it leaves in the turn before
         assert stored(world) == before + 3
         assert isinstance(await asked, WriteReceipt)
 

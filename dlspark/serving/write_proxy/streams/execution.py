@@ -31,7 +31,7 @@ from typing import Final, Protocol, TypeVar
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_record_set, record_set_count
 from dlspark.core.codec.producer_records import ProducerRequest
-from dlspark.core.writing.acknowledgements import Appended
+from dlspark.core.writing.acknowledgements import Appended, RunEnded
 from dlspark.core.writing.conditional_appends import Condition
 from dlspark.core.writing.proxy_writes import append_epoch, append_run, append_token, write_run
 from dlspark.core.writing.write_kinds import CheckedSet
@@ -91,6 +91,31 @@ class _SendRound:
     def __init__(self) -> None:
         self.sent = False
         self.waiting = 0
+
+
+class _GivenRecords:
+    """Records that are given to the writer together: each has one outcome, also where giving them fails."""
+
+    __slots__ = ("_over", "_told", "_written")
+
+    def __init__(self, written: RunEnded) -> None:
+        self._written = written
+        self._told: list[range] = []
+        self._over = False
+
+    def ended(self, first: int, count: int, outcome: Appended | BaseException) -> None:
+        """Tell the outcome of some of them."""
+        if not self._over:
+            self._told.append(range(first, first + count))
+            self._written(first, count, outcome)
+
+    def fail(self, records: int, error: Exception) -> None:
+        """Tell `error` of each that has no outcome yet. Some may be with the writer: what that says later comes too
+        late."""
+        self._over = True
+        for number in range(records):
+            if not any(number in told for told in self._told):
+                self._written(number, 1, error)
 
 
 def _ends(taken: Sequence[TakenRequest | TakenRun], records: int) -> Sequence[int]:
@@ -164,7 +189,7 @@ class Execution:
             self._send_now()
 
     def begin_run(self, run: TakenRun) -> None:
-        """Begin writes that came together behind all that were begun before."""
+        """Begin writes that came together behind all that were begun before. Never raises."""
         self._came += run.records
         self._beginning = self._alone and not self._sent and not self._scheduled
         self._taken.append(run)
@@ -180,8 +205,12 @@ class Execution:
         taken, payloads = self._taken, self._payloads
         if taken:
             self._taken, self._payloads = [], []
-            ended = partial(self._written, taken, _ends(taken, len(payloads)), self._begun())
-            write_run(self.writer, None, payloads, ended, bulk=False)
+            given = _GivenRecords(partial(self._written, taken, _ends(taken, len(payloads)), self._begun()))
+            try:
+                write_run(self.writer, None, payloads, given.ended, bulk=False)
+            except Exception as error:  # a mistake in the writer: nobody else would answer them
+                _LOG.exception("writes could not be given to the writer")
+                given.fail(len(payloads), error)
 
     def _written(
         self,
@@ -366,8 +395,10 @@ class Execution:
     def _send_now(self) -> None:
         """Send what was begun just now, with nothing under way: another turn of the loop would find nothing more to
         send with it but what came in the same one."""
-        self._write_taken()
-        self._beginning = False  # only now: what is written need not be sent in another turn
+        try:
+            self._write_taken()
+        finally:
+            self._beginning = False  # only now: what is written need not be sent in another turn
         if self._round.waiting:
             self._send()
         if self._taken:  # by callers that were answered within this call
@@ -380,8 +411,10 @@ class Execution:
             self._loop.call_soon(self._send_taken)
 
     def _send_taken(self) -> None:
-        self._write_taken()
-        self._scheduled = False  # only now: what is written need not be sent in another turn
+        try:
+            self._write_taken()
+        finally:
+            self._scheduled = False  # only now: what is written need not be sent in another turn
         self._send()
         if self._taken:
             self._send_soon()
@@ -396,7 +429,11 @@ class Execution:
             round_.sent = True
             self._sent += 1
             self._alone, self._came = self._came <= 1, 0
-        self.writer.push()
+        try:
+            self.writer.push()
+        except Exception as error:  # a mistake in the writer: with its end, what it has not sent is answered
+            _LOG.exception("the writer could not send")
+            self._failures.request_failed(error)
 
     def _ended(self, round_: _SendRound) -> None:
         """Note that something of a round has its outcome."""
