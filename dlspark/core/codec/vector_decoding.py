@@ -67,6 +67,7 @@ MAX_BATCH_BYTES = 2**31 - 1
 """Most record bytes of one batch: Arrow's binary arrays have 32-bit offsets."""
 
 _USER_FLAGS_HIDE = FLAG_CONTROL | FLAG_END_OF_STREAM
+_BINARY = pa.binary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class DecodedBatch:
         if not count:
             return []
         start = start_of_sequence(int(self.sequence_id[0]), int(self.position[0]))
-        if (core := compiled.core) is not None:
+        if (core := compiled.core) is not None and self.payload.type == _BINARY and not self.payload.null_count:
             _, offsets, data = self.payload.buffers()
             ends = np.frombuffer(offsets, np.int32, count + 1, 4 * (self.payload.offset + first))
             made = core.make_records(LogRecord, RECORD_FIELDS, (self.lssn, start), columns, ends, data or b"")

@@ -128,6 +128,19 @@ def test_columns_that_do_not_lie_in_one_piece_make_the_same_records(core: Compil
         assert in_pieces.records() == in_one.records()
 
 
+def test_payloads_of_another_type_make_the_same_records(core: CompiledCore) -> None:
+    """Where they lie in memory is what the core reads: offsets of 64 bits would be taken for those of 32."""
+    payloads = [b"first", b"", b"the third"]
+    numbers = np.arange(3)
+    plain, large = (
+        DecodedBatch(3, numbers, numbers, numbers, numbers, numbers, numbers, pa.array(payloads, kind), None)
+        for kind in (pa.binary(), pa.large_binary())
+    )
+    with running_on(core):
+        assert [one.payload for one in large.records()] == payloads
+        assert large.records() == plain.records()
+
+
 def test_records_made_by_the_core_are_freed_with_their_last_reference(core: CompiledCore) -> None:
     payload = pa.array([bytes(100_000)] * 50, pa.binary())
     numbers = np.arange(50)
