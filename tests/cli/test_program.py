@@ -68,7 +68,7 @@ def test_the_version_is_an_option_and_a_command() -> None:
     [
         ("typer", ["--help"]),
         ("kazoo", ["log", "list", "--uri", "distributedlog://127.0.0.1:1/none"]),
-        ("javaproperties", ["bookie", "status", "--conf", "none"]),
+        ("javaproperties", ["bookie", "status", "--conf", __file__]),
     ],
 )
 def test_ctrl_c_while_modules_are_imported_is_status_130_and_silence(

@@ -43,6 +43,9 @@ _PATHS: Final = (str(TESTS), str(ROOT))
 _SINGLE: Final = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
+_GO: Final = b"\n"
+
+
 class ChildError(NotAppliedError):
     """A child process did not start, or did not end in order."""
 
@@ -62,6 +65,7 @@ class Child:
             raise ChildError(f"{name} did not start")
         self.pid = int(first)
         self._process = os.pidfd_open(self.pid)
+        connection.sendall(_GO)
         self._ended = threading.Event()
         self._pump = threading.Thread(target=self._read, name=f"output-of-{name}", daemon=True)
         self._pump.start()
@@ -238,6 +242,8 @@ def _become(connection: socket.socket, server: int) -> None:
         if order["join"] is not None:
             _join(order["join"])
         print(os.getpid(), flush=True)
+        if os.read(0, 1) != _GO:  # a process that ended before its starter holds it would be gone without a trace
+            os._exit(1)
         module, _, name = order["target"].partition(":")
         status = int(getattr(importlib.import_module(module), name)(**order["arguments"]) or 0)
     except BaseException:

@@ -151,6 +151,8 @@ class _Forwarder:
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
+        for _ in range(4):  # what was accepted just before begins some turns of the loop later
+            await asyncio.sleep(0)
         await end_tasks(self._tasks)
         await asyncio.sleep(0)  # aborted connections are closed with the next turn of the loop
 
