@@ -15,6 +15,8 @@ from storage_node.bookie.disk.records import HEADER_BYTES, PLACE, header, parse_
 from storage_node.protocol.digests import crc32
 
 _BODY = Struct(">II")
+PLACE_BYTES = HEADER_BYTES + _BODY.size
+"""A PLACE record's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +51,8 @@ class PlacedRecords(Protocol):
     def read(self, place: LogPlace) -> memoryview | None:
         """Return the records; None where they do not have their sum. Raises OSError, FileNotFoundError where the log
         is missing: its name was durable before any place in it was written."""
+        ...
+
+    def require(self, place: LogPlace) -> None:
+        """Note that its log is named. Raises FileNotFoundError where it is missing."""
         ...

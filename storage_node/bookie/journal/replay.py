@@ -22,7 +22,7 @@ from storage_node.bookie.journal.files import (
     parse_file_header,
     parse_file_name,
 )
-from storage_node.bookie.journal.places import LogPlace, PlacedRecords
+from storage_node.bookie.journal.places import PLACE_BYTES, LogPlace, PlacedRecords
 from storage_node.edge import Disk, DiskFile
 from storage_node.errors import JournalCorruptError
 from storage_node.protocol.digests import crc32
@@ -150,6 +150,36 @@ class JournalReader:
         """Return True if no file holds any batch."""
         return not any(map(self._has_batches, self.file_ids))
 
+    def check_places(self, mark: JournalMark) -> None:
+        """Pass over the batches above the mark, by their headers, and raise JournalCorruptError if one names a log that
+        is missing.
+
+        For before a replay: that makes logs, and one of them must never be taken for the missing one by a later start
+        (I11).
+        """
+        expected, searching = mark.sequence + 1, True
+        for file_id in [file_id for file_id in self.file_ids if file_id >= mark.file_id]:
+            file = self._disk.open(self._path(file_id))
+            try:
+                offset = mark.offset if file_id == mark.file_id else FIRST_BATCH_AT
+                # Where no batch follows the rest of the file is left to `replay`, which ends or refuses there.
+                while batch := self._next(file, file_id, offset, expected, searching):
+                    if batch.sequence >= expected:
+                        searching = False
+                        if batch.records_length == PLACE_BYTES:
+                            self._check_place(file, batch)
+                    offset = batch.offset + batch.total
+            finally:
+                file.close()
+
+    def _check_place(self, file: DiskFile, batch: BatchHeader) -> None:
+        self._read_here(file, batch)
+        if self._place is not None:
+            try:
+                self._placed.require(self._place)
+            except FileNotFoundError as error:
+                raise self._lost_error(batch, error) from error
+
     def replay(self, mark: JournalMark) -> Iterator[Record]:
         """Yield all records of batches above the mark, in order. Raises JournalCorruptError before giving any wrong
         one."""
@@ -255,20 +285,30 @@ class JournalReader:
         return parse_batch_header(file.read_at(offset, BLOCK), 0, offset, file_id)
 
     def _read_records(self, file: DiskFile, batch: BatchHeader) -> memoryview | None:
+        data = self._read_here(file, batch)
+        if self._place is None:
+            return data
+        try:
+            return self._placed.read(self._place)
+        except FileNotFoundError as error:
+            raise self._lost_error(batch, error) from error
+
+    def _read_here(self, file: DiskFile, batch: BatchHeader) -> memoryview | None:
+        """Return what the journal itself holds of the batch, and keep its place, if it is one; None where that does not
+        have its sum."""
+        self._place = None
         data = file.read_at(batch.offset + batch.records_at, batch.records_length)
         if len(data) != batch.records_length or crc32(data, 0) != batch.records_sum:
             return None
         self._place = LogPlace.parse(memoryview(data))
-        if self._place is None:
-            return memoryview(data)
-        try:
-            return self._placed.read(self._place)
-        except FileNotFoundError as error:
-            raise self._corrupt_error(
-                f"batch {batch.sequence} of the journal has lost its records{self._where()}: {error}",
-                batch.generation,
-                batch.offset,
-            ) from error
+        return memoryview(data)
+
+    def _lost_error(self, batch: BatchHeader, error: FileNotFoundError) -> JournalCorruptError:
+        return self._corrupt_error(
+            f"batch {batch.sequence} of the journal has lost its records{self._where()}: {error}",
+            batch.generation,
+            batch.offset,
+        )
 
     def _records(self, data: memoryview, file_id: int, batch: BatchHeader) -> Iterator[Record]:
         for record in scan(data):

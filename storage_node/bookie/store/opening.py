@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from operator import sub
 
@@ -19,7 +20,7 @@ from storage_node.bookie.store import checkpoints
 from storage_node.bookie.store.checkpoints import Checkpoint
 from storage_node.bookie.store.contents import Ledger, LiveBytes
 from storage_node.bookie.store.index import NewPlaces, Runs, parse_sidecar
-from storage_node.bookie.store.log_files import log_name, sidecar_name
+from storage_node.bookie.store.log_files import log_name, parse_log_name, sidecar_name
 from storage_node.edge import Disk, DiskFile
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,14 @@ def read_checkpoint(disk: Disk, directories: list[str]) -> tuple[Checkpoint, dic
     if damaged and best is None:
         raise checkpoints.missing_file_error(directories)
     return best
+
+
+def first_free_log(disk: Disk, directories: list[str], found: Checkpoint, named: Collection[int]) -> int:
+    """Return a log id behind all that a checkpoint, a journal (`named`) or a directory knows."""
+    # Logs that no checkpoint knows count too: an id that is given twice would mix their records with new ones.
+    names = [name for directory in directories for name in disk.list_directory(directory)]
+    seen = [parse_log_name(name) or parse_log_name(name, ".idx") or 0 for name in names]
+    return max([found.next_log_id, *(log_id + 1 for log_id in (*named, *seen))])
 
 
 def index_logs(disk: Disk, directories: list[str], found: Checkpoint, ledgers: dict[int, Ledger]) -> OpenedLogs:

@@ -27,7 +27,7 @@ class PlacedLogs:
         self._directories = directories
         self._paths: dict[int, str] = {}
         self.named: set[int] = set()
-        """The logs of every place that was read."""
+        """The logs of every place that was looked at."""
 
     def look(self) -> PlacedLogs:
         """Note which logs there are, before a new one is made: none that comes later is taken for one of these."""
@@ -51,6 +51,11 @@ class PlacedLogs:
             return None
         return memoryview(data)
 
+    def require(self, place: LogPlace) -> None:
+        """Note that its log is named. Raises FileNotFoundError where it is missing."""
+        self.named.add(place.log_id)
+        self._path(place.log_id)
+
     def sync(self) -> None:
         """Make what was read survive a power failure: a process that died may have written it without a sync. Raises
         OSError."""
@@ -62,7 +67,10 @@ class PlacedLogs:
                 file.close()
 
     def _open(self, log_id: int) -> DiskFile:
+        return self._disk.open(self._path(log_id))
+
+    def _path(self, log_id: int) -> str:
         path = self._paths.get(log_id)
         if path is None:
             raise FileNotFoundError(ENOENT, "no ledger directory has this entry log", log_name(log_id))
-        return self._disk.open(path)
+        return path

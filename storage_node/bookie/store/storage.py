@@ -42,7 +42,7 @@ from storage_node.bookie.store.compaction import Compactor
 from storage_node.bookie.store.contents import MAX_BARE_BY_FENCE, MAX_BARE_BY_LAC, Contents, Ledger
 from storage_node.bookie.store.entry_logs import EntryLogs
 from storage_node.bookie.store.log_files import parse_log_name
-from storage_node.bookie.store.opening import index_logs, read_checkpoint
+from storage_node.bookie.store.opening import first_free_log, index_logs, read_checkpoint
 from storage_node.bookie.store.placed import PlacedLogs
 from storage_node.bookie.store.runs import QuickAdd, append_adds
 from storage_node.edge import Disk
@@ -154,13 +154,15 @@ class Storage:
         self.contents.lossy = found.lossy
         self.contents.lost_logs.update(found.lost_logs)
         self.contents.fenced_gone.update(found.fenced_gone)
-        self._logs.next_log_id = self._first_free_log(found)
-        lengths = {} if opened is None else await self._open_logs(found)
-        self.checkpoints.adopt(found, lengths)
-        self._logs.patient = opened is not None  # a new node has nothing to serve without space
         # After a clean stop the checkpoint covers all of the journal, unless a later start appended to it.
         marked = zip(readers, found.marks, strict=False)  # a new node has no marks yet
         replayed = [(reader, mark) for reader, mark in marked if not found.clean or reader.goes_beyond(mark)]
+        for reader, mark in replayed:
+            reader.check_places(mark)
+        self._logs.next_log_id = first_free_log(self._disk, self.ledger_directories, found, self._placed.named)
+        lengths = {} if opened is None else await self._open_logs(found)
+        self.checkpoints.adopt(found, lengths)
+        self._logs.patient = opened is not None  # a new node has nothing to serve without space
         for reader, mark in replayed:
             await self._replay(reader, mark, replayed)
         # Only after the whole replay: a new file comes behind all files and batches that were found.
@@ -211,13 +213,6 @@ class Storage:
         logs = [n for d in self.ledger_directories for n in self._disk.list_directory(d) if parse_log_name(n)]
         if logs or not all(reader.empty() for reader in readers):
             raise checkpoints.missing_file_error(self.ledger_directories)
-
-    def _first_free_log(self, found: Checkpoint) -> int:
-        """Return a log id behind all that a checkpoint or a directory knows."""
-        # Logs that no checkpoint knows count too: an id that is given twice would mix their records with new ones.
-        names = [name for directory in self.ledger_directories for name in self._disk.list_directory(directory)]
-        seen = [parse_log_name(name) or parse_log_name(name, ".idx") or 0 for name in names]
-        return max([found.next_log_id, *(log_id + 1 for log_id in seen)])
 
     async def _open_logs(self, found: Checkpoint) -> dict[int, int]:
         """Fill the index; the length of each log."""
