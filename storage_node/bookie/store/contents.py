@@ -50,6 +50,7 @@ class Ledger:
         "born",
         "explicit_lac",
         "fence_pending",
+        "fence_recalled",
         "fenced",
         "index",
         "lac",
@@ -68,7 +69,9 @@ class Ledger:
         self.limbo = False
         """Entries of it that were stored here may be gone: what is not found is unknown, not absent (I11)."""
         self.fence_pending: asyncio.Future[None] | None = None
-        """Done when the fence is durable; None before there is a fence, and where it was durable at start."""
+        """Done when the fence is durable; None before there is a fence, and until one is asked for again."""
+        self.fence_recalled = False
+        """Fenced by the memory of a deletion: that fence may be on its way to the disk still (D19)."""
         self.lac = -1
         """The highest LAC that any entry or explicit LAC has named."""
         self.explicit_lac: bytes | None = None
@@ -250,7 +253,7 @@ class Contents:
         """Make a ledger that was not here; fenced, if it was so when it was deleted."""
         ledger = self.ledgers[ledger_id] = Ledger(ledger_id, born=self.logs.position())
         # Its former writer may still send adds: the fence outlives the deletion (I5).
-        ledger.fenced = self.fenced_gone.pop(ledger_id, None) is not None
+        ledger.fenced = ledger.fence_recalled = self.fenced_gone.pop(ledger_id, None) is not None
         self._created += 1
         if self._created >= CROWD:
             self.crowded.set()

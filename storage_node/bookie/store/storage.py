@@ -452,14 +452,15 @@ class Storage:
             ledger.fence_pending = self._durable(ledger_id)
             ledger.wake_all()
         elif ledger.fence_pending is None:
-            # Fenced by what was replayed, which is durable before the node serves, or by the memory of a deletion.
-            ledger.fence_pending = self._durable(ledger_id)
+            # What a start has found is durable before the node serves: that must not wait for a journal that stalls.
+            ledger.fence_pending = self._durable(ledger_id, known=not ledger.fence_recalled)
         return ledger.fence_pending
 
-    def _durable(self, ledger_id: int) -> asyncio.Future[None]:
-        """Return what is done once all that the ledger's journal has so far is durable."""
+    def _durable(self, ledger_id: int, known: bool = False) -> asyncio.Future[None]:
+        """Return what is done once all that the ledger's journal has so far is durable; at once, if that is `known`."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.journal.of(ledger_id).barrier(partial(_resolve, done))
+        resolve = partial(_resolve, done)
+        resolve() if known else self.journal.of(ledger_id).barrier(resolve)
         return done
 
     async def key_durable(self, ledger_id: int) -> None:

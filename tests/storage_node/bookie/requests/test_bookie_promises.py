@@ -333,3 +333,51 @@ async def test_a_fence_of_a_ledger_that_was_deleted_meanwhile_waits_for_the_firs
     assert not early
     assert (await second).status == Status.ENOLEDGER
     await first
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["checkpoint", "replay"])
+async def test_a_fence_that_a_start_has_found_is_answered_while_the_journal_stalls(
+    cluster: BookieCluster, clean: bool
+) -> None:
+    """It is durable: a recovery must not wait for a full disk."""
+    bookie = await cluster.start()
+    client = await cluster.connect(bookie)
+    await client.add(entry(6, 0))
+    await client.send_read(6, 0, key=KEY, fence=True)
+    await (cluster.stop if clean else cluster.kill)(bookie)
+    disk = HeldDisk()
+    bookie = await cluster.start(disk=disk)
+    one, two = await cluster.connect(bookie), await cluster.connect(bookie)
+    disk.holds.add("journal")
+    stalled = one.send_add(entry(6, 1), recovery=True)
+    await until(lambda: disk.waiting)
+    fence = two.send_read(6, 0, key=KEY, fence=True)
+    await asyncio.wait([fence], timeout=10)
+    early = fence.done()
+    disk.release()
+    await stalled
+    assert (await fence).status == Status.EOK
+    assert early
+
+
+async def test_a_fence_of_a_ledger_that_came_again_waits_for_the_first_one(cluster: BookieCluster) -> None:
+    """D19, as where it did not come again: an add of a recovery made it anew."""
+    disk = HeldDisk()
+    bookie = await cluster.start(disk=disk)
+    one, two = await cluster.connect(bookie), await cluster.connect(bookie)
+    await one.add(entry(5, 0))
+    disk.holds.add("journal")
+    first = one.send_read(5, -1, key=KEY, fence=True)
+    await until(lambda: disk.waiting)
+    bookie.storage.contents.delete(5, 1)
+    again = one.send_add(entry(5, 1), recovery=True)
+    await handled(one)
+    assert bookie.storage.ledgers[5].fenced
+    second = two.send_read(5, 1, key=KEY, fence=True)
+    await handled(two)
+    await asyncio.sleep(0)
+    early = second.done()
+    disk.release()
+    assert not early
+    assert (await second).status == Status.EOK
+    await asyncio.gather(first, again)
