@@ -68,9 +68,10 @@ class LogFile:
 
     def name(self, disk: Disk) -> None:
         """Make the file, and its name durable (on the entry-log thread). Raises OSError."""
-        with needing_space(self.path, 0), needing_descriptors(self.path):
+        with needing_space(self.path, 0):
             if self.file is None:
                 self.file = disk.open(self.path, create=True, direct=True)
+        with needing_descriptors(self.path):  # no more than that: a sync that failed for lack of space has failed
             disk.sync_directory(self.directory)
         self.named = True
 

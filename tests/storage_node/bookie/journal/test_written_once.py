@@ -309,6 +309,37 @@ def test_a_sync_of_a_log_that_failed_fails_for_good(tmp_path: Path) -> None:
     assert log.on_disk == 0
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+async def test_a_directory_whose_sync_failed_takes_nothing_more_whatever_the_reason(
+    cluster: BookieCluster, number: int
+) -> None:
+    """A later sync of it would report success without the name of the log."""
+    disk = FaultyDirectories()
+    bookie = await cluster.start(disk=disk, **ONCE)
+    client = await cluster.connect(bookie)
+    taken = bookie.storage.checkpoints._counter
+    disk.number = number
+    assert await client.add(entry(5, 0)) == Status.EOK, "it is in the journal"
+    await until(lambda: bookie.storage.writing_failed)
+    disk.number = 0
+    await bookie.storage.checkpoint()
+    assert bookie.storage.checkpoints._counter == taken
+    await cluster.kill(bookie)
+    client = await cluster.connect(await cluster.start(**ONCE))
+    assert (await client.read(5, 0)).status == Status.EOK
+
+
+class FaultyDirectories(FaultyDisk):
+    """Fails the sync of a ledger directory."""
+
+    number = 0
+
+    def sync_directory(self, path: str) -> None:
+        if self.number and "/ledgers/" in path:
+            raise OSError(self.number, "injected", path)
+        super().sync_directory(path)
+
+
 class Sink:
     """Notes the answers that leave."""
 
