@@ -264,7 +264,10 @@ class Journal:
                 if self._open is None:
                     return
                 self._close_batch()
-            if not self._make_room(self._waiting[0].total):
+            batch = self._waiting[0]
+            if batch.placed and not self._logs.takes_places(batch.slab):
+                batch.close(0)  # its log has stopped since: the journal alone can take it
+            if not self._make_room(batch.total):
                 return
             self._launch(self._waiting.popleft())
 

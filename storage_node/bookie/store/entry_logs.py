@@ -11,7 +11,10 @@ finds no space, but that passes: what was not written whole is written again (`f
 gives bytes that fail their checksum, concerns that entry only.
 
 A batch of the journal that is written once waits for its bytes here (`settle`): they are written and synced in one call
-of the thread, and a sync that fails is final for the log, whichever call asks for the next one.
+of the thread, and a sync that fails is final for the log, whichever call asks for the next one. There the fault model
+is another one: where a log cannot be written or synced, what only waits for it is nowhere else, so that the journal
+fails and the node stops. Where it finds no space all answers of that journal wait behind that batch, fences too. A
+failed or full checkpoint alone does neither: what batches wait for is written all the same.
 """
 
 from __future__ import annotations
@@ -121,6 +124,8 @@ class EntryLogs:
         """True: wait for space on a full disk; if not, it is a failure like any other."""
         self.full = False
         """The disk has no space for what is in memory, which waits for `try_again`."""
+        self._refused = False
+        """A log itself found no space, and not only what belongs to a checkpoint."""
         self.wanting: NoSpaceError | None = None
         """The error for which `full` was set last."""
         self._space_waiters: list[asyncio.Future[None]] = []
@@ -285,7 +290,7 @@ class EntryLogs:
 
     def _write_on(self) -> None:
         """Send the next piece to the file, unless one is on its way."""
-        while not self._writing and not self.full and self.error is None:
+        while not self._writing and self._may_write():
             if self._sync_on() or not self._unwritten:
                 return
             log, slab = self._unwritten[0]
@@ -306,6 +311,14 @@ class EntryLogs:
             piece = slab.view[slab.written : slab.written + size]
             self._submit(log, slab, piece, through > slab.written)
 
+    def _may_write(self) -> bool:
+        """Return whether pieces are sent to the files now."""
+        if self.error is None and not self.full:
+            return True
+        # What stopped the others was another file, of a checkpoint: a batch of the journal that only waits for these
+        # logs still gets what it waits for, and with it all answers behind it.
+        return not self._refused and any(flush.synced for flush in self._flushes)
+
     def _sync_on(self) -> bool:
         """Send a sync for what is written and must be on disk; False where nothing waits for that."""
         for flush in [flush for flush in self._flushes if flush.synced and flush.written]:
@@ -323,7 +336,7 @@ class EntryLogs:
         # Without space the log goes on without places. Another failure is final: a later sync of the directory might
         # report success without this name.
         if error is not None and not isinstance(error, NoSpaceError):
-            self._fail(error)
+            self.give_up(error)
 
     def _submit(self, log: LogFile, slab: Slab, piece: memoryview | None, sync: bool) -> None:
         self._writing = True
@@ -344,7 +357,8 @@ class EntryLogs:
         self._writing = False
         error = future.exception()
         if error is not None:
-            if not self.wait_for_space(error):
+            self._refused = self.wait_for_space(error)
+            if not self._refused:
                 self._fail(error)
             return
         slab.written += size
@@ -370,7 +384,7 @@ class EntryLogs:
 
     def try_again(self) -> None:
         """Look whether there is space now."""
-        self.full = False
+        self.full = self._refused = False
         waiters, self._space_waiters = self._space_waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -384,14 +398,14 @@ class EntryLogs:
         return future
 
     def _fail(self, error: BaseException) -> None:
-        if self.error is not None:
-            return
-        self.error = error
-        logger.error("writing the entry logs failed, the node takes no more entries: %s", error)
         flushes, self._flushes = self._flushes, []
         for flush in flushes:
             if not flush.done.done():
                 flush.done.set_exception(error)
+        if self.error is not None:
+            return
+        self.error = error
+        logger.error("writing the entry logs failed, the node takes no more entries: %s", error)
         self._supervisor.logs_failed(error)
 
     # ------------------------------------------------------------------------------------ checkpoints
@@ -448,8 +462,13 @@ class EntryLogs:
             log.file.close()
 
     def give_up(self, error: BaseException) -> None:
-        """Stop writing: a checkpoint could not be made durable, and trying again would prove nothing."""
+        """Stop writing: a checkpoint or a name could not be made durable, and trying again would prove nothing. What
+        batches of the journal wait for is still written: a log that failed itself refuses its next sync."""
+        promised = [flush for flush in self._flushes if flush.synced]
+        self._flushes = [flush for flush in self._flushes if not flush.synced]
         self._fail(error)
+        self._flushes = promised
+        self._write_on()
 
     # ------------------------------------------------------------------------------------ reading
 

@@ -15,6 +15,7 @@ from helpers.waiting import until
 
 from storage_node.bookie.disk import records
 from storage_node.bookie.disk.records import BLOCK, aligned_memory, parse_header
+from storage_node.bookie.disk.resources import NoSpaceError
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.journal.batches import Answers
 from storage_node.bookie.journal.places import LogPlace
@@ -327,6 +328,37 @@ async def test_a_directory_whose_sync_failed_takes_nothing_more_whatever_the_rea
     await cluster.kill(bookie)
     client = await cluster.connect(await cluster.start(**ONCE))
     assert (await client.read(5, 0)).status == Status.EOK
+
+
+@pytest.mark.parametrize("stopped", ["full", "failed"])
+async def test_what_waits_for_a_log_is_answered_where_a_checkpoint_stops_the_logs(
+    cluster: BookieCluster, stopped: str
+) -> None:
+    """The logs themselves can be written: neither a fence nor another answer behind it waits, and the node goes on."""
+    disk = MeasuringDisk()
+    bookie, client = await begun(cluster, disk)
+    logs = bookie.storage._logs
+    (journal,) = bookie.storage.journal.journals
+    disk.held = "/ledgers/"
+    asked = [client.send_add(large(1))]
+    await asyncio.get_running_loop().run_in_executor(None, disk.reached.wait, 60)
+    asked.append(client.send_add(large(2)))
+    await until(lambda: len(logs._flushes) == 2)
+    asked.append(client.send_add(large(3)))
+    await until(lambda: journal._open is not None)
+    bookie.storage.journal.mark()  # as a checkpoint does: it is settled now that this one is to be written once
+    if stopped == "full":
+        assert logs.wait_for_space(NoSpaceError(errno.ENOSPC, "injected", "checkpoint"))
+    else:
+        logs.give_up(OSError(errno.EIO, "injected"))
+    disk.let_go.set()
+    fence = client.send_read(5, 0, key=KEY, fence=True)
+    for answer in await asyncio.wait_for(asyncio.gather(*asked, fence), 20):
+        assert answer.status == Status.EOK
+    assert bookie.failure is None
+    assert len(places(cluster)) == 2, "the last one went to the journal whole"
+    await cluster.kill(bookie)
+    await check(await cluster.connect(await cluster.start(**ONCE)), range(1, 4))
 
 
 class FaultyDirectories(FaultyDisk):
