@@ -53,7 +53,7 @@ def _first_file(files: JournalFiles, reader: JournalReader, mark: JournalMark) -
     OSError."""
     file_id = max([0, *reader.file_ids, mark.file_id]) + 1
     try:
-        return files.open_next(file_id)
+        begun = files.open_next(file_id)
     except NoSpaceError:
         # Only files without any batch, and never the mark's own: the next start must find what no checkpoint covers
         # (I11).
@@ -62,7 +62,9 @@ def _first_file(files: JournalFiles, reader: JournalReader, mark: JournalMark) -
             raise
         files.spare(unused[0])
         reader.file_ids.remove(unused[0])
-        return files.open_next(file_id)
+        begun = files.open_next(file_id)
+    reader.file_ids.append(file_id)  # it stays where another journal finds no space, and this is tried again
+    return begun
 
 
 class Journals:

@@ -275,3 +275,29 @@ async def test_journals_that_fail_together_end_the_node_once(cluster: BookieClus
     assert all(isinstance(answer, ConnectionError) for answer in answers)
     again = await cluster.start(**options(cluster))
     await check(await cluster.connect(again), range(2))
+
+
+class FullOnce(FaultyDisk):
+    """The second journal's disk is full for its first new file."""
+
+    left = 1
+
+    def before(self, call: str, path: str) -> None:
+        if call == "create" and "/j1/" in path and self.left:
+            self.left -= 1
+            raise OSError(errno.ENOSPC, "injected", path)
+        super().before(call, path)
+
+
+async def test_a_journal_that_finds_space_at_the_second_attempt_does_not_stop_the_others(
+    cluster: BookieCluster,
+) -> None:
+    bookie = await cluster.start(**options(cluster, 2))
+    await fill(await cluster.connect(bookie), range(2))
+    await cluster.kill(bookie)
+    disk = FullOnce()
+    bookie = await cluster.start(disk=disk, **options(cluster, 2))
+    assert not disk.left
+    await fill(await cluster.connect(bookie), range(2, 4))
+    await cluster.kill(bookie)
+    await check(await cluster.connect(await cluster.start(**options(cluster, 2))), range(4))
