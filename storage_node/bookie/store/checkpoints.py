@@ -205,8 +205,9 @@ class Checkpointer:
     async def remove_strays(self, named: Collection[int] = ()) -> None:
         """Remove logs that no checkpoint knows. The journal must have been read whole: their records are in it, but for
         those that it only names, whose logs stay until a checkpoint covers them (I1)."""
-        known = {*self.logs_known, *self._contents.logs.writing, *named}
-        await self._disk.submit("files", partial(self._remove_unknown, known))
+        logs = self._contents.logs
+        known = {*self.logs_known, *logs.writing, *named}
+        await self._disk.submit("files", partial(self._remove_unknown, known, logs.next_log_id))
 
     def run(self) -> None:
         """Take checkpoints from now on."""
@@ -397,10 +398,11 @@ class Checkpointer:
             with needing_space(path, len(data)):  # a file of its own until it is whole and synced: to be begun again
                 self._disk.write_file(path, data)
 
-    def _remove_unknown(self, known: set[int]) -> None:
-        """Remove logs that no checkpoint knows (on the files thread)."""
+    def _remove_unknown(self, known: set[int], below: int) -> None:
+        """Remove logs that no checkpoint knows (on the files thread). From `below` on there are only those that were
+        begun meanwhile."""
         for directory in self._directories:
             for name in self._disk.list_directory(directory):
                 log_id = parse_log_name(name) or parse_log_name(name, ".idx")
-                if log_id is not None and log_id not in known:
+                if log_id is not None and log_id < below and log_id not in known:
                     self._disk.remove(f"{directory}/{name}")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
+from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.pacing import MessageLimit
 from metadata.foundation.tasks import end_tasks
 from storage_node.bookie.disk.records import (
@@ -302,7 +303,7 @@ class Storage:
         try:
             if not self.journal.stalled:
                 await self.journal.durable()
-        except OSError as error:
+        except (OSError, DistributedLogError) as error:  # the latter: it was interrupted, or an entry log failed it
             logger.error("the journal failed at last: %s", error)
             return
         if self._logs.error is None:

@@ -9,11 +9,15 @@ import threading
 import pytest
 from helpers.bookie.faulty_disk import FaultyDisk
 from helpers.bookie.harness import KEY, BookieCluster, entry
+from helpers.bookie.wire_harness import HeldDisk
 from helpers.waiting import until
 
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.zookeeper.memory import MemoryStore
+from storage_node.bookie.node import bookie as bookie_module
 from storage_node.bookie.node.bookie import Bookie
+from storage_node.bookie.store.log_files import log_name
+from storage_node.edge import DiskFile
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.encoding import encode_force_ledger_request
 from storage_node.protocol.schema import Status
@@ -213,3 +217,63 @@ async def test_a_journal_that_fails_while_the_node_registers_ends_the_start_and_
     cluster.tree.inject = None
     assert [address.bookie_id for address in await BookieRegistry(store).writable()] == []
     await store.close()
+
+
+async def test_a_journal_that_fails_while_the_node_stops_leaves_nothing_open(
+    cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it failed with: a commit that was interrupted is no OSError."""
+    monkeypatch.setattr(bookie_module, "DRAIN_S", 0)
+    disk = HeldDisk()
+    bookie = await cluster.start(disk=disk)
+    client = await cluster.connect(bookie)
+    assert await client.add(entry(5, 0)) == Status.EOK
+    (journal,) = bookie.storage.journal.journals
+    disk.holds.add("journal")
+    doomed = client.send_add(entry(5, 1))
+    doomed.add_done_callback(lambda answer: answer.exception())
+    await until(lambda: disk.waiting)
+    stopped = asyncio.get_running_loop().create_task(cluster.stop(bookie))
+    await until(lambda: journal._idle)
+    journal._fail(BookieFailedError("a commit was interrupted"))
+    disk.release()
+    await asyncio.wait_for(stopped, 60)
+    logs = bookie.storage._logs
+    assert logs.error is not None
+    assert all(log.file is None or closed(log.file) for log in logs.writing.values())
+    client = await cluster.connect(await cluster.start())
+    assert (await client.read(5, 0)).status == Status.EOK
+
+
+def closed(file: DiskFile) -> bool:
+    try:
+        file.size()
+    except (OSError, ValueError):
+        return True
+    return False
+
+
+async def test_a_log_that_is_begun_while_strays_are_removed_is_none(cluster: BookieCluster) -> None:
+    """The first checkpoint of a start runs beside adds where it had to wait for space."""
+    disk = HeldDisk()
+    bookie = await cluster.start(disk=disk)
+    client = await cluster.connect(bookie)
+    assert await client.add(entry(5, 0)) == Status.EOK
+    logs = bookie.storage._logs
+    await logs.flush_target()
+    (known,) = cluster.ledger_files(".log")
+    stray = known.with_name(log_name(logs.next_log_id))
+    stray.write_bytes(b"")
+    logs.next_log_id += 1
+    disk.holds.add("files")
+    removing = asyncio.get_running_loop().create_task(bookie.storage.checkpoints.remove_strays())
+    await until(lambda: disk.waiting)
+    logs.roll()
+    assert await client.add(entry(5, 1)) == Status.EOK
+    await logs.flush_target()
+    assert len(cluster.ledger_files(".log")) == 3
+    disk.release()
+    await removing
+    left = cluster.ledger_files(".log")
+    assert len(left) == 2
+    assert stray not in left
