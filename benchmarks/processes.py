@@ -92,13 +92,21 @@ def end_workers(jvm: int) -> int:
         worker
         for daemon in psutil.Process(jvm).children()
         for worker in daemon.children()
-        if worker.cmdline() == daemon.cmdline()  # forked by it, and not a program that it has started
+        if (command := _command_of(worker)) and command == _command_of(daemon)  # forked by it, and no other program
     ]
     for worker in workers:
         worker.terminate()
     _, left = psutil.wait_procs(workers, WORKERS_END_S)
     check(not left, f"{len(left)} Python workers of Spark have not ended within {WORKERS_END_S:g} s")
     return len(workers)
+
+
+def _command_of(process: psutil.Process) -> list[str]:
+    """Return a process's command line; none where it has ended."""
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
 
 
 def loopback_bytes() -> int:

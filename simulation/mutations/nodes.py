@@ -162,7 +162,7 @@ JOURNAL = {
     "torn-batch": Mutation(
         "a batch's sum is checked in replay",
         JournalReader,
-        "_read_records",
+        "_read_here",
         edited((" or crc32(data, 0) != batch.records_sum", "")),
     ),
 }
