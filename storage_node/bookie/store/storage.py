@@ -385,11 +385,11 @@ class Storage:
         placed = self._append_entry(ledger, entry_id, body, False)
         if placed is None:
             return None
+        if lac > ledger.lac:
+            ledger.raise_lac(lac)  # before the journal has it: readers at the tail do not wait for a commit in place
         answers = self.journal.of(ledger_id).extend(*placed, length).answers_to(sink, deferred)
         answers.frames.append(answer)
         answers.bytes_stored += length
-        if lac > ledger.lac:
-            ledger.raise_lac(lac)
         return Status.EOK
 
     def add_run(self, frames: list[memoryview], quick_add: QuickAdd, sink: AnswerSink) -> tuple[int, int] | None:
@@ -402,10 +402,10 @@ class Storage:
             return None  # I5: no step between check and append, here as in `add`
         start = run.slab.end
         self.contents.extend(ledger, run)
+        ledger.raise_lac(run.lac)
         answers = self.journal.of(run.ledger_id).extend(run.slab, start, run.end, 0, 0).answers_to(sink)
         answers.frames += run.answers
         answers.bytes_stored += run.body_bytes
-        ledger.raise_lac(run.lac)
         return len(run.answers), run.body_bytes
 
     def _append_fact(self, kind: int, ledger: Ledger, body: Buffer) -> None:

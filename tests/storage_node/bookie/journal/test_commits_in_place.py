@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import pytest
 from helpers.bookie.faulty_disk import FaultyDisk
@@ -134,3 +134,28 @@ async def test_an_interrupt_within_a_commit_stops_the_node_without_an_answer(
     for answer in (doomed, behind):
         with pytest.raises(ConnectionError):
             await answer
+
+
+async def test_a_long_poll_is_answered_before_the_commit_of_what_moved_the_lac(cluster: BookieCluster) -> None:
+    """Its answer has left when the loop begins to commit: a reader at the tail does not wait for the sync."""
+
+    class Looking(CountingDisk):
+        queued: ClassVar[list[int]] = []
+
+        def at_once(self, pool: str, call: Callable[[], T], limit_s: float) -> asyncio.Future[T] | None:
+            self.queued.append(sum(connection.link.queued_bytes for connection in bookie._connections))
+            return super().at_once(pool, call, limit_s)
+
+    disk = Looking()
+    bookie = await cluster.start(disk=disk)
+    writer, reader = await cluster.connect(bookie), await cluster.connect(bookie)
+    last = QUICK_CALLS
+    await append(writer, range(last + 1))
+    poll = reader.send_poll(3, last - 1, 60_000)
+    await reader.read_lac(3)  # behind it: the poll waits
+    assert not poll.done()
+    before = disk.in_place
+    await append(writer, range(last + 1, last + 2))
+    assert disk.in_place == before + 1
+    assert disk.queued[-1] == 0
+    assert (await poll).status == Status.EOK

@@ -19,6 +19,7 @@ from helpers.bookie.wire_harness import HeldDisk
 from helpers.reference_vectors import vectors
 from helpers.waiting import until
 
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.protocol.digests import master_key
 from storage_node.protocol.encoding import (
     encode_add_request,
@@ -29,7 +30,7 @@ from storage_node.protocol.encoding import (
     encode_read_request,
 )
 from storage_node.protocol.schema import RESPONSE, Status
-from storage_node.protocol.values import ListEntriesResponse, ReadResponse
+from storage_node.protocol.values import ListEntriesResponse, ReadResponse, Response
 from storage_node.protocol.wire import decode
 
 WRONG = master_key(b"wrong")
@@ -315,8 +316,11 @@ async def test_every_answer_has_equal_statuses_outside_and_inside_and_the_ids_of
         assert inner["ledgerId"] in (5, 6)
 
 
-async def test_a_fence_of_a_ledger_that_was_deleted_meanwhile_waits_for_the_first_one(cluster: BookieCluster) -> None:
-    """D19: a recovery concludes from this answer that nothing is acknowledged any more, whatever a crash undoes."""
+async def deleted_with_a_fence_on_its_way(
+    cluster: BookieCluster,
+) -> tuple[Bookie, HeldDisk, WireClient, WireClient, asyncio.Future[Response]]:
+    """Return a node whose journal is held up, its disk, two clients, and the first one's fence of ledger 5, which was
+    deleted behind it."""
     disk = HeldDisk()
     bookie = await cluster.start(disk=disk)
     one, two = await cluster.connect(bookie), await cluster.connect(bookie)
@@ -325,6 +329,12 @@ async def test_a_fence_of_a_ledger_that_was_deleted_meanwhile_waits_for_the_firs
     first = one.send_read(5, -1, key=KEY, fence=True)
     await until(lambda: disk.waiting)
     bookie.storage.contents.delete(5, 1)
+    return bookie, disk, one, two, first
+
+
+async def test_a_fence_of_a_ledger_that_was_deleted_meanwhile_waits_for_the_first_one(cluster: BookieCluster) -> None:
+    """D19: a recovery concludes from this answer that nothing is acknowledged any more, whatever a crash undoes."""
+    _, disk, _, two, first = await deleted_with_a_fence_on_its_way(cluster)
     second = two.send_read(5, -1, key=KEY, fence=True)
     await handled(two)
     await asyncio.sleep(0)
@@ -362,14 +372,7 @@ async def test_a_fence_that_a_start_has_found_is_answered_while_the_journal_stal
 
 async def test_a_fence_of_a_ledger_that_came_again_waits_for_the_first_one(cluster: BookieCluster) -> None:
     """D19, as where it did not come again: an add of a recovery made it anew."""
-    disk = HeldDisk()
-    bookie = await cluster.start(disk=disk)
-    one, two = await cluster.connect(bookie), await cluster.connect(bookie)
-    await one.add(entry(5, 0))
-    disk.holds.add("journal")
-    first = one.send_read(5, -1, key=KEY, fence=True)
-    await until(lambda: disk.waiting)
-    bookie.storage.contents.delete(5, 1)
+    bookie, disk, one, two, first = await deleted_with_a_fence_on_its_way(cluster)
     again = one.send_add(entry(5, 1), recovery=True)
     await handled(one)
     assert bookie.storage.ledgers[5].fenced
