@@ -7,7 +7,8 @@ Times on the clock depend on what else a machine does; these do so far less. A l
   threads, so one that had to wait and went on; read and write calls are those of files and pipes (sockets have others).
 * `CallCount` counts system calls with `perf stat`, in a window of its own, as counting slows what is counted.
 
-Both divide by the units that the load says it did, warm-up too: all that happened between begin and end counts.
+Both divide by the units that the load says it did, warm-up too: all that happened between begin and end counts. Memory
+alone is not divided: it is the most that a process held within the block.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-from benchmarks.processes import TreeCpu, exact_cpu_s
+from benchmarks.processes import TreeCpu, exact_cpu_s, largest_worker_bytes
 from metadata.foundation.errors import check
 from metadata.foundation.processes import ending_with_parent
 
@@ -34,6 +35,7 @@ PROCESSOR: Final = "processor us"
 WAKE_UPS: Final = "wake-ups"
 SYSTEM_CALLS: Final = "system calls"
 REQUESTS: Final = "requests"
+MEMORY: Final = "memory MB"
 COUNTED_S: Final = 0.5
 """Length of a window in which system calls are counted: counts hardly differ from one to the next."""
 _EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -81,9 +83,12 @@ class Look:
     switches: Mapping[int, int] = field(default_factory=dict)
     """By thread: a thread that ends takes its number along."""
     io: Mapping[str, int] = field(default_factory=dict)
+    peak: int = 0
+    """The most resident memory since `forget_peak`, in bytes."""
 
 
 _SWITCHES: Final = "voluntary_ctxt_switches"
+_PEAK: Final = "VmHWM"
 _IO: Final = {"syscr": "read calls", "syscw": "write calls", "write_bytes": "bytes to disk"}
 
 
@@ -96,7 +101,14 @@ def look_at(pid: int) -> Look:
     for thread in (home / "task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
             switches[int(thread.name)] = numbers_of((thread / "status").read_text(), [_SWITCHES])[_SWITCHES]
-    return Look(exact_cpu_s(pid), switches, numbers_of((home / "io").read_text(), _IO))
+    peak = 1024 * numbers_of((home / "status").read_text(), [_PEAK])[_PEAK]
+    return Look(exact_cpu_s(pid), switches, numbers_of((home / "io").read_text(), _IO), peak)
+
+
+def forget_peak(pid: int) -> None:
+    """Let the kernel measure a process's most resident memory from now on; from its beginning where it will not."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def numbers_of(text: str, names: Iterable[str]) -> dict[str, int]:
@@ -152,6 +164,7 @@ class Watch:
         self._jvm = jvm
         self._counters = counters
         self._done: dict[str, dict[str, float]] = {}
+        self._memory_mb: dict[str, float] = {}
         self.units = 0.0
 
     def __enter__(self) -> Watch:
@@ -159,30 +172,47 @@ class Watch:
         self._counted = self._counters()
         self._tree = None if self._jvm is None else TreeCpu([self._jvm])
         self._jvm_s = 0.0 if self._jvm is None else exact_cpu_s(self._jvm)
+        for pid in self._watched():
+            forget_peak(pid)
         self._before = {name: [look_at(pid) for pid in pids] for name, pids in self._processes.items()}
         return self
+
+    def _watched(self) -> list[int]:
+        own = [] if self._jvm is None else [self._jvm]
+        return own + [pid for pids in self._processes.values() for pid in pids]
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
             return  # a load that failed: its processes may be gone, and its error is the one to be seen
         for name, pids in reversed(self._processes.items()):
-            looks = zip(self._before[name], map(look_at, pids), strict=True)
-            self._add(name, summed([difference(before, after) for before, after in looks]))
+            looks = [look_at(pid) for pid in pids]
+            both = zip(self._before[name], looks, strict=True)
+            self._add(name, summed([difference(before, after) for before, after in both]))
+            self._held(name, sum(look.peak for look in looks))
         if self._tree is not None and self._jvm is not None:
             jvm_s, tree_s = exact_cpu_s(self._jvm) - self._jvm_s, self._tree.seconds()
             # The JVM was looked at within the looks at its tree: what is left is not below 0.
             self._add("JVM", {PROCESSOR: jvm_s * 1e6})
             self._add("Python workers", {PROCESSOR: (tree_s - jvm_s) * 1e6})
+            self._held("JVM", look_at(self._jvm).peak)
+            self._held("Python workers", largest_worker_bytes(self._jvm))
         for name, counted in self._counters().items():
             self._add(name, {what: number - self._counted[name][what] for what, number in counted.items()})
 
     def _add(self, name: str, done: Mapping[str, float]) -> None:
         self._done[name] = summed([self._done.get(name, {}), done])
 
+    def _held(self, name: str, peak: float) -> None:
+        if peak:
+            self._memory_mb[name] = max(self._memory_mb.get(name, 0.0), peak / 1e6)
+
     @property
     def figures(self) -> Figures:
-        """What one unit took. Raises InvariantViolation where the load did none."""
-        return _per_unit(self._done, self.units)
+        """What one unit took, and the most memory. Raises InvariantViolation where the load did none."""
+        taken = _per_unit(self._done, self.units)
+        for name, held in self._memory_mb.items():
+            taken[name][MEMORY] = held
+        return taken
 
 
 def _per_unit(done: Figures, units: float) -> dict[str, dict[str, float]]:

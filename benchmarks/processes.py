@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -99,6 +100,15 @@ def end_workers(jvm: int) -> int:
     _, left = psutil.wait_procs(workers, WORKERS_END_S)
     check(not left, f"{len(left)} Python workers of Spark have not ended within {WORKERS_END_S:g} s")
     return len(workers)
+
+
+def largest_worker_bytes(jvm: int) -> float:
+    """Return the resident memory of the largest Python process that a JVM has started and that still lives."""
+    sizes = [0.0]
+    for process in psutil.Process(jvm).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            sizes.append(float(process.memory_info().rss))
+    return max(sizes)
 
 
 def _command_of(process: psutil.Process) -> list[str]:

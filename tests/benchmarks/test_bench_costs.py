@@ -15,6 +15,7 @@ import pytest
 from benchmarks.cluster import numbers_in
 from benchmarks.costs import (
     CLIENT,
+    MEMORY,
     PROCESSOR,
     SYSTEM_CALLS,
     WAKE_UPS,
@@ -80,6 +81,28 @@ def test_what_several_blocks_took_is_added_up_and_a_watch_can_be_sent_before_and
     watch.units = 2
     assert watch.figures["nodes"] == {"adds": 1.0}, "two blocks, in each one add"
     assert watch.figures[CLIENT][PROCESSOR] > 0
+
+
+def test_memory_is_the_most_that_was_held_within_the_blocks_and_is_not_divided() -> None:
+    program = "held = bytearray(200_000_000)\nfor _ in range(4):\n held = bytearray(int(input()))\n print(flush=True)"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+
+        def hold(size: int) -> None:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write(b"%d\n" % size)
+            child.stdin.flush()
+            child.stdout.readline()
+
+        hold(0)
+        watch = Watch({"held": [child.pid], CLIENT: [os.getpid()]})
+        for size in (100_000_000, 0):
+            with watch:
+                hold(size)
+        hold(0)
+    watch.units = 1000
+    assert 100 <= watch.figures["held"][MEMORY] < 180, "neither what it held before, nor what it holds last"
+    assert watch.figures[CLIENT][MEMORY] > 10
 
 
 def counted_once_more(counted: list[float]) -> Figures:

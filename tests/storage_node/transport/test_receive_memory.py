@@ -124,7 +124,8 @@ async def test_whoever_was_stopped_goes_on_without_anybody_else_doing_anything(m
     memory.begun(honest, MIB, 1000, MIB)
     assert honest.starved
     await asyncio.wait_for(_fed(honest), 60)
-    assert memory.used <= 4 * MIB
+    # One cut is enough: it is among those that are read in any case then, whether or not the next is slow yet.
+    assert memory.used < 5 * MIB
     assert any(sender.reason for sender in slow)
 
 
