@@ -89,7 +89,8 @@ speed: $(STAMP) ## the optional compiled core from speed/, as a wheel in build/,
 	@$(BIN)/python -c 'from metadata.foundation import compiled; print(compiled.said)'
 
 compiled: $(STAMP) ## after `make speed`: the tests that run on the compiled core and on its twins in Python, on the former
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -k compiled tests/core/codec tests/storage_node/protocol tests/serving/protocol $(ARGS)
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -k compiled tests/core/codec tests/storage_node/protocol \
+		tests/storage_node/bookie/store/test_runs.py tests/serving/protocol $(ARGS)
 
 bench: $(STAMP) ## one table of speed ratios, measured in one run
 	$(BIN)/python -m benchmarks

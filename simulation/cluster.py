@@ -229,6 +229,7 @@ class NodeMachine(Machine):
             minor_compaction_interval_s=rng.choice((1, 3600)),
             major_compaction_interval_s=rng.choice((2, 86_400)),
             journal_write_once_from_bytes=rng.choice((0, 0, 1, 500, 4_096)),
+            journal_write_once_always=rng.random() < 0.5,
         )
 
     def start(self) -> None:

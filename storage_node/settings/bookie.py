@@ -145,14 +145,22 @@ class BookieSettings:
         WHOLE,
         0,
         "journalWriteOnceFromBytes",
-        "Adds that come together and have this size or more, bytes, are written once: into their entry log, synced "
-        "before they are answered, and in the journal only the place is noted. Smaller ones are written to both. 0: "
-        "never. Such an add waits for the entry log as for the journal: while a ledger disk is full its answer waits, "
-        "and all later ones of that journal, fences too; a ledger disk that fails stops the node then, where otherwise "
-        "it becomes read-only. Once it was used, a version before this setting does not start on the node's "
-        "directories, unless the node was stopped in good order",
+        "Adds that come together and have this size or more, bytes, while others are being written, are written "
+        "once: into their entry log, synced before they are answered, and in the journal only the place is noted. "
+        "Smaller ones, and those that find nothing under way, are written to both. 0: never. Such an add waits for "
+        "the entry log as for the journal: while a ledger disk is full its answer waits, and all later ones of that "
+        "journal, fences too; a ledger disk that fails stops the node then, where otherwise it becomes read-only. "
+        "Once it was used, a version before this setting does not start on the node's directories, unless the node "
+        "was stopped in good order",
         minimum=0,
         maximum=1024 * 1024 * 1024,
+    )
+    journal_write_once_always: bool = setting(
+        FLAG,
+        False,
+        "journalWriteOnceAlways",
+        "Adds of the size that journalWriteOnceFromBytes names are written once also where nothing else is being "
+        "written: fewer bytes to the disk, and a longer wait for each",
     )
 
     flush_interval_ms: int = setting(

@@ -110,6 +110,7 @@ class Journals:
                     # A journal that is written by the loop holds up all the others.
                     in_place_s=settings.journal_in_place_micros / 1e6 if owner.count == 1 else 0.0,
                     once_from=settings.journal_write_once_from_bytes,
+                    once_always=settings.journal_write_once_always,
                 )
                 begun.append(journal)
         except BaseException:

@@ -11,7 +11,9 @@ Small batches are copied behind their header into one block-aligned buffer; larg
 they lie, behind a header block of their own.
 
 Where the settings ask for it a large batch is written once (`once_from`): its records into their entry log, with a sync
-of its own, and in the journal a block that names their place. It counts when both are on disk.
+of its own, and in the journal a block that names their place. It counts when both are on disk. One that finds nothing
+under way is written twice all the same (but for `once_always`): the journal's file is written ahead, the log's is not,
+so it is answered sooner, and the disk has time.
 
 Adds whose client asked for a deferred sync are answered earlier: once their batch, and every batch before it, is
 written, so that they outlive the process though perhaps not the machine. Only a batch that holds such adds takes two
@@ -107,7 +109,9 @@ class Journal:
         logs: where the records go, too.
         pool: names threads.
         gathers: there are other journals beside it.
-        once_from: bytes from which on a batch is written once, into the entry log; 0: never.
+        once_from: bytes from which on a batch is written once, into the entry log, while others are being written;
+            0: never.
+        once_always: also where none is.
     """
 
     def __init__(
@@ -123,6 +127,7 @@ class Journal:
         gathers: bool = False,
         in_place_s: float = 0.0,
         once_from: int = 0,
+        once_always: bool = False,
     ) -> None:
         self._disk = disk
         self._files = files
@@ -134,6 +139,7 @@ class Journal:
         self._supervisor = supervisor
         self._logs = logs
         self._once_from = once_from
+        self._once_always = once_always
         self._placed_bytes = 0
         """Of records in entry logs alone, since a checkpoint was last asked for."""
         self._pool = pool
@@ -248,7 +254,8 @@ class Journal:
         if batch is None:
             return
         self._open = None
-        batch.close(self._once_from if self._logs.takes_places(batch.slab) else 0)
+        under_load = self._once_always or bool(self._flying)
+        batch.close(self._once_from if under_load and self._logs.takes_places(batch.slab) else 0)
         self._waiting.append(batch)
         if (batch.placed or not batch.copied) and not batch.slab.sealed:
             self._logs.align(batch.slab)

@@ -61,6 +61,7 @@ def settings(journals: int, once_from: int) -> BookieSettings:
         journal_max_size_mb=16,
         min_usable_size_for_entry_log_creation=0,
         journal_write_once_from_bytes=once_from,
+        journal_write_once_always=True,
     )
 
 

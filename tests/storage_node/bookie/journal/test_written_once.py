@@ -27,7 +27,7 @@ from storage_node.errors import JournalCorruptError
 from storage_node.protocol.schema import Status
 
 SIZE = 100_000
-ONCE = {"journal_write_once_from_bytes": 50_000}
+ONCE = {"journal_write_once_from_bytes": 50_000, "journal_write_once_always": True}
 """An entry of SIZE is written once, a small one twice."""
 
 
@@ -112,6 +112,27 @@ async def test_a_large_batch_lies_in_its_log_alone_and_a_checkpoint_does_not_wri
     assert log.read_bytes().startswith(before[:written])
     await cluster.kill(bookie)
     await check(await cluster.connect(await cluster.start(**ONCE)), range(1, 4))
+
+
+async def test_a_large_batch_is_written_once_while_another_is_under_way_and_twice_while_none_is(
+    cluster: BookieCluster,
+) -> None:
+    disk = MeasuringDisk()
+    bookie, client = await begun(cluster, disk, journal_write_once_always=False)
+    await fill(client, range(1, 3))
+    assert places(cluster) == [], "each of them was alone"
+    disk.held = "/journal-"
+    asked = [client.send_add(large(3))]
+    await asyncio.get_running_loop().run_in_executor(None, disk.reached.wait, 60)
+    asked.append(client.send_add(large(4)))
+    (journal,) = bookie.storage.journal.journals
+    await until(lambda: len(journal._flying) == 2)
+    disk.let_go.set()
+    for answer in await asyncio.wait_for(asyncio.gather(*asked), 60):
+        assert answer.status == Status.EOK
+    assert len(places(cluster)) == 1
+    await cluster.kill(bookie)
+    await check(await cluster.connect(await cluster.start(**ONCE)), range(1, 5))
 
 
 @pytest.mark.parametrize("held", ["/journal-", ".log"], ids=["place", "records"])

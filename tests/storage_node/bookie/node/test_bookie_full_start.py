@@ -169,7 +169,7 @@ async def test_logs_that_a_journal_names_stay_until_a_checkpoint_covers_them(
     cluster: BookieCluster, disk: SmallDisk
 ) -> None:
     """What was written once lies nowhere else: no want of space makes such a log a stray (I1)."""
-    once: dict[str, object] = {"journal_write_once_from_bytes": 10_000}
+    once: dict[str, object] = {"journal_write_once_from_bytes": 10_000, "journal_write_once_always": True}
     bookie, client = await started(cluster, disk, **once)
     await client.add(entry(4, 0))
     await bookie.storage._disk.submit("entries", lambda: None)

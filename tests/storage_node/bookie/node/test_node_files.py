@@ -184,7 +184,7 @@ async def test_a_large_batch_is_written_in_place(example: BookieCluster) -> None
 
 
 async def test_a_batch_that_is_written_once_leaves_its_place_and_is_found_by_it(example: BookieCluster) -> None:
-    bookie = await start(example, journal_write_once_from_bytes=65_536)
+    bookie = await start(example, journal_write_once_from_bytes=65_536, journal_write_once_always=True)
     client = await example.connect(bookie)
     assert await client.add(entry(7, 0, b"first")) == Status.EOK
     await bookie.storage._disk.submit("entries", lambda: None)  # the log's name is durable

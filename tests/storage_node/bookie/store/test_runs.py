@@ -17,7 +17,6 @@ from storage_node.protocol.encoding import encode_add_request, encode_add_respon
 from storage_node.protocol.layouts import decode_add_and_answer
 
 SLAB_BYTES = 256 * 1024
-ROUNDS = 2000
 
 
 def frame(txn_id: int, body: bytes, key: bytes = KEY, **options: bool) -> bytes:
@@ -138,9 +137,11 @@ def test_a_run_ends_where_the_slab_does() -> None:
 
 
 @pytest.mark.skipif(compiled.core is None, reason="the compiled core is not in use here")
-def test_the_compiled_core_makes_the_same_runs() -> None:
+@pytest.mark.timeout(0)  # as many rounds as one has patience for
+def test_the_compiled_core_makes_the_same_runs(rounds: int | None) -> None:
+    """2,000 times some frames in the ordinary run, `--rounds` times a thousand otherwise."""
     rng, lengths = random.Random(34), set()
-    for _ in range(ROUNDS):
+    for _ in range(1000 * rounds if rounds else 2000):
         frames = frames_of(rng)
         end = rng.choice((0, 32, 4096, SLAB_BYTES - 2048, SLAB_BYTES - 32, SLAB_BYTES))
         one, other = slab_at(end), slab_at(end)
