@@ -163,21 +163,26 @@ class Round:
             self.arena.kills[kind] += 1
             getattr(self, f"kill_{kind}")()
         self.wait_until(began + LAST_FAULT_S)
-        for kind in list(self.repairs):
-            self.repair(kind)
+        self.repair_all()
+
+    def repair_all(self) -> None:
+        while self.repairs:
+            self.repair(next(iter(self.repairs)))
 
     def wait_until(self, moment: float) -> None:
         """Pass the time, and repair what is due."""
         while True:
             now = time.monotonic()
-            for kind, (due, _) in list(self.repairs.items()):
-                if due <= now:
+            for kind in [kind for kind, (due, _) in self.repairs.items() if due <= now]:
+                if kind in self.repairs:  # it was not repaired with another
                     self.repair(kind)
             if now >= moment:
                 return
             time.sleep(min(0.02, moment - now))
 
     def repair(self, kind: str) -> None:
+        if kind == "node" and "zookeeper" in self.repairs:
+            self.repair("zookeeper")  # a node serves once it is registered: its start would wait for that
         _, mend = self.repairs.pop(kind)
         mend()
 
@@ -221,8 +226,7 @@ def play(arena: Arena, seed: int) -> Round:
             assert writer is not None
             writer.finish()
         finally:
-            for kind in list(this.repairs):
-                this.repair(kind)
+            this.repair_all()
             if this.writer is not None:
                 this.writer.kill()
             follower.stop()
