@@ -2,8 +2,8 @@
 
 Four pairs of client and cluster take turns with each load before the next load begins: appends one after the other;
 1 KB entries, 256 under way; 256 KB entries, 16 under way; and a ledger of 256 KB entries read from end to end with two
-batches of 16 entries asked for ahead. Entries go to three nodes, are acknowledged by two, and are on disk then
-(journalSyncData).
+batches of 16 entries asked for ahead, the same one by both clients. Entries go to three nodes, are acknowledged by two,
+and are on disk then (journalSyncData).
 
 What a window leaves to be written, some GB in the system's memory, is written before the next one begins: bookies sync
 their entry logs every ten seconds, and the window that writes then would pay for what others wrote before.
@@ -143,13 +143,41 @@ def _rows(key: str, who: str, other: str, *, targets: bool = True) -> dict[Load,
     }
 
 
+class _ReadLedgers:
+    """The ledger that is read on each cluster, by one client and then by the other one.
+
+    A Java bookie has the newest entries in memory and reads the others by 512 bytes (`readBufferSizeBytes`), each by
+    hundreds of system calls. How many it has depends on what was written before: of two ledgers it is not the same.
+    """
+
+    def __init__(self, java: JavaCluster) -> None:
+        self._java = java
+        self._read_once: dict[str, int] = {}
+
+    @contextmanager
+    def ledger(self, root: str) -> Iterator[int]:
+        """Give the ledger, which is filled before the first client reads it, and deleted behind the second one."""
+        ask: Callable[..., Any] = self._java.on(root)
+        ledger = self._read_once.pop(root, None)
+        if ledger is not None:
+            yield ledger
+            ask("load.delete", ledger=ledger)
+            return
+        entries = READ_BYTES // ENTRY_BYTES
+        ledger = ask("load.fill", size=ENTRY_BYTES, entries=entries, ensemble=REPLICAS, ack_quorum=ACK_QUORUM)
+        os.sync()
+        yield ledger
+        self._read_once[root] = ledger
+
+
 class _JavaClient:
     """The loads of `bench.Load`."""
 
     name = "Java client"
 
-    def __init__(self, java: JavaCluster) -> None:
+    def __init__(self, java: JavaCluster, ledgers: _ReadLedgers) -> None:
         self._java = java
+        self._ledgers = ledgers
 
     def measure(self, load: Load, root: str, seconds: float) -> Measured:
         return Measured(self._measure(load, root, seconds))
@@ -167,10 +195,8 @@ class _JavaClient:
             entries = LARGE_BYTES // ENTRY_BYTES
             large = ask("load.write", size=ENTRY_BYTES, depth=LARGE_DEPTH, entries=entries, **window)
             return (large["entries"] * ENTRY_BYTES / large["seconds"] / 1e6,)
-        ledger = ask("load.fill", size=ENTRY_BYTES, entries=READ_BYTES // ENTRY_BYTES, **window)
-        os.sync()
-        read = ask("load.read", ledger=ledger, batch=READ_BATCH, seconds=seconds)
-        ask("load.delete", ledger=ledger)
+        with self._ledgers.ledger(root) as ledger:
+            read = ask("load.read", ledger=ledger, batch=READ_BATCH, seconds=seconds)
         return (read["bytes"] / read["seconds"] / 1e6,)
 
 
@@ -179,9 +205,10 @@ class _OurClient:
 
     name = "our client"
 
-    def __init__(self, cluster: Cluster, java: JavaCluster) -> None:
+    def __init__(self, cluster: Cluster, java: JavaCluster, ledgers: _ReadLedgers) -> None:
         self._cluster = cluster
         self._java = java
+        self._ledgers = ledgers
 
     def measure(self, load: Load, root: str, seconds: float) -> Measured:
         return run(self._measure(load, root, seconds))
@@ -202,7 +229,8 @@ class _OurClient:
                 most = LARGE_BYTES // ENTRY_BYTES
                 rate = await _entries_per_s(client, ENTRY_BYTES, LARGE_DEPTH, seconds, most, watch)
                 return Measured((rate * ENTRY_BYTES / 1e6,), costs_of("entry", watch))
-            read = await _read_bytes_per_s(client, seconds, watch)
+            with self._ledgers.ledger(root) as ledger:
+                read = await _read_bytes_per_s(client, ledger, seconds, watch)
             return Measured((read / 1e6,), costs_of("entry", watch))
 
     def _windows(self, root: str) -> tuple[Watch, CallCount]:
@@ -226,17 +254,9 @@ async def _entries_per_s(
     return pump.entries / counted
 
 
-async def _read_bytes_per_s(client: LedgerClient, seconds: float, window: Window) -> float:
+async def _read_bytes_per_s(client: LedgerClient, ledger_id: int, seconds: float, window: Window) -> float:
     """Read the ledger from end to end, over and over, once uncounted."""
-    writer = await new_writer(client)
-    payload = os.urandom(ENTRY_BYTES)
-    for _ in range(READ_BYTES // ENTRY_BYTES):
-        await writer.wait_for_room()
-        added = writer.add(payload)
-    await added
-    await writer.close()
-    os.sync()
-    reader = await client.open(writer.ledger_id, recover=False)
+    reader = await client.open(ledger_id, recover=False)
     try:
         await _read_once(reader)
         with window:
@@ -246,7 +266,6 @@ async def _read_bytes_per_s(client: LedgerClient, seconds: float, window: Window
         window.units = size / ENTRY_BYTES
     finally:
         await reader.close()
-        await client.delete(writer.ledger_id)
     return size / elapsed
 
 
@@ -273,4 +292,5 @@ def java_pairs(cluster: Cluster, directory: Path) -> Iterator[JavaPairs]:
             own = [rss_bytes(sandbox.node_pid(index)) for index in range(sandbox.node_count)]
             return sum(own) / len(own), java.rss_bytes()
 
-        yield JavaPairs(_JavaClient(java), _OurClient(cluster, java), memory)
+        ledgers = _ReadLedgers(java)
+        yield JavaPairs(_JavaClient(java, ledgers), _OurClient(cluster, java, ledgers), memory)

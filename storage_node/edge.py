@@ -97,6 +97,11 @@ class Link(Protocol):
         """
         ...
 
+    def send_at_once(self, *buffers: Buffer) -> None:
+        """Queue frames as `send` does, and have them leave within this call where nothing else is about to leave: for
+        a frame that no other one is likely to follow in this turn of the loop."""
+        ...
+
     async def drain(self) -> None:
         """Wait until `queued_bytes` is below the low-water mark. Raises ConnectionClosedError if the link is closed."""
         ...

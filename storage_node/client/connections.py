@@ -82,15 +82,19 @@ class Connection(Channel):
         entry_id: int,
         deadline: float,
         frame: tuple[Buffer, ...],
+        *,
+        at_once: bool = False,
     ) -> None:
-        """Send an add; `answer` is the EOK frame to come."""
+        """Send an add; `answer` is the EOK frame to come. `at_once`: within this call, where a link stands."""
         if not self._adds:
             self._pool.sweeper.join(self._sweep)
         self._adds.sent(answer, (owner, seat, entry_id, deadline, txn_id))  # before sending: a lost link must refuse it
-        if self._link is not None:
-            self._link.send(*frame)
-        else:
+        if self._link is None:
             self._send_later(frame)
+        elif at_once:
+            self._link.send_at_once(*frame)
+        else:
+            self._link.send(*frame)
 
     def will_send(self) -> None:
         """Have the link's queue leave behind what this turn of the loop has still to call: a run will be in it."""
@@ -278,6 +282,10 @@ class ConnectionPool:
         self.quarantine = Quarantine(settings.placement, loop, rng or random.Random())
         self.sweeper = Sweeper(loop, settings.sweep_interval_s)
         self.closed = False
+        self.adds_under_way = 0
+        """Entries of all writers that were added and are not acknowledged yet."""
+        self.lone_adds = 0
+        """So many in a row were the only one under way when the turn of the loop that added them ended."""
         self._looks = 0
         self._channels = settings.channels_per_bookie
         self._connections: dict[tuple[str, int], Connection] = {}

@@ -2,8 +2,8 @@
 
 An entry is packaged and digested once, for all its replicas, under one transaction id. The small ones that are added in
 one turn of the loop and go to the same bookies are a run: packaged and joined at the end of that turn, and handed to
-each connection as one buffer. Large ones are sent at once, and their payloads travel as they are. Futures resolve in
-entry order, acknowledged or failed.
+each connection as one buffer. Where they come one at a time there is nothing to join, and `add` sends. Large ones are
+sent at once, and their payloads travel as they are. Futures resolve in entry order, acknowledged or failed.
 
 `AddPipeline` lives on one event loop and is called from its thread only.
 """
@@ -70,12 +70,11 @@ JOIN_BELOW_BYTES = 16 * 1024
 
 RUN_BYTES = 256 * 1024
 """A run with so much payload is sent at once: a turn of the loop may add any number of entries."""
-
 RUN_ENTRIES = 1024
 """The same of so many entries, however small."""
-
+LONE_ADDS = 8
+"""Behind so many that came one at a time, the next one is not kept to the end of its turn, for others to join it."""
 MAX_ROUTES = 64
-
 FIRST_ANSWER_S = 0.25
 """How long a cautious writer waits for a bookie's first answer. A refusal needs no disk: it is soon there."""
 
@@ -250,6 +249,7 @@ class AddPipeline:
         self._lac_told = send.last_add_confirmed
         future: asyncio.Future[int] = self._loop.create_future()
         self.outstanding_bytes += size
+        self._pool.adds_under_way += 1
         self._send(send, future, size, payload)
         if len(effects) > 1:
             self._run(effects[1:])
@@ -275,10 +275,15 @@ class AddPipeline:
             self._send_alone(send, future, size, payload)
             return
         route = self._routes.get(send.seats) or self._route(send.seats)
-        run = route.run or self._begin_run(route)
+        alone = self._pool.lone_adds >= LONE_ADDS and self._pool.adds_under_way == 1
+        run = EntryRun() if alone else route.run or self._begin_run(route)
         run.entry_ids.append(entry_id)
         run.adds.append((entry_id, send.last_add_confirmed, send.length, size, payload))
         self._entries[entry_id] = (future, size, run, payload)
+        if alone:
+            if self._send_run(run, route, at_once=True):
+                self._watch()
+            return
         run.payload_bytes += size
         if run.payload_bytes >= RUN_BYTES or len(run.adds) >= RUN_ENTRIES:
             self._send_open()
@@ -303,14 +308,12 @@ class AddPipeline:
     def _send_open(self) -> None:
         """Package and send the runs that were begun."""
         routes, self._open = self._open, []
+        pool = self._pool
+        pool.lone_adds = pool.lone_adds + 1 if pool.adds_under_way == 1 else 0
         for route in routes:
             run, route.run = route.run, None
-            if run is not None:
-                try:
-                    self._send_run(run, route)
-                except Exception as error:  # the boundary: of payloads that were changed or released meanwhile
-                    self._cannot_send(run.entry_ids, f"an entry cannot be packaged: {error!r}; it was not sent", error)
-                    return
+            if run is not None and not self._send_run(run, route):
+                return
 
     def _cannot_send(self, entry_ids: Sequence[int], message: str, error: Exception) -> None:
         """End this writer, and no other one: a payload is not what it was when it was added, which is not allowed."""
@@ -325,19 +328,23 @@ class AddPipeline:
             route.run = None
         self._open.clear()
 
-    def _send_run(self, run: EntryRun, route: AddRoute) -> None:
-        """Send entries under transaction ids in a row."""
-        pool, adds = self._pool, run.adds
-        txn_id = pool.next_txn_id(len(adds))
-        frames, answers, headers, answer_bytes = self._template.run(self._digest, txn_id, adds)
-        run.headers, run.header_bytes, run.adds = headers, self._digest.header_size, []
-        deadline = self._loop.time() + self._timeout_s
-        if len(run.entry_ids) == 1:
+    def _send_run(self, run: EntryRun, route: AddRoute, *, at_once: bool = False) -> bool:
+        """Send entries under transaction ids in a row; False: they cannot be, which has ended this writer."""
+        adds, ids = run.adds, run.entry_ids
+        try:
+            txn_id = self._pool.next_txn_id(len(adds))
+            frames, answers, headers, answer_bytes = self._template.run(self._digest, txn_id, adds)
+            run.headers, run.header_bytes, run.adds = headers, self._digest.header_size, []
+            deadline = self._loop.time() + self._timeout_s
             for seat, connection in route.targets:
-                connection.send_add(txn_id, answers, self, seat, run.entry_ids[0], deadline, (frames,))
-            return
-        for seat, connection in route.targets:
-            connection.send_run(SentRun(self, seat, run.entry_ids, deadline, txn_id, answers, answer_bytes), frames)
+                if len(ids) == 1:
+                    connection.send_add(txn_id, answers, self, seat, ids[0], deadline, (frames,), at_once=at_once)
+                else:
+                    connection.send_run(SentRun(self, seat, ids, deadline, txn_id, answers, answer_bytes), frames)
+        except Exception as error:  # the boundary: of payloads that were changed or released meanwhile
+            self._cannot_send(ids, f"an entry cannot be packaged: {error!r}; it was not sent", error)
+            return False
+        return True
 
     def _send_alone(self, send: Send, future: asyncio.Future[int], size: int, payload: tuple[Buffer, ...]) -> None:
         """Send a large entry now, behind the small ones before it."""
@@ -479,6 +486,7 @@ class AddPipeline:
     def _acknowledge(self, effect: Acknowledged) -> None:
         if self._has_ended():
             return
+        self._pool.adds_under_way -= effect.last + 1 - effect.first
         take, total = self._entries.pop, 0
         for entry_id in range(effect.first, effect.last + 1):
             future, size, _, _ = take(entry_id)
@@ -493,6 +501,7 @@ class AddPipeline:
         """Fail every pending add: none will be acknowledged."""
         self._drop_open()  # what has not left need not
         entries, self._entries = self._entries, {}
+        self._pool.adds_under_way -= len(entries)
         self.outstanding_bytes = 0
         for entry_id in sorted(entries) if self.machine.advanced else entries:
             future = entries[entry_id][0]

@@ -122,21 +122,28 @@ class ReadAhead:
 
     # ------------------------------------------------------------------------------------ asking
 
-    def _room(self) -> int:
+    def _average(self, known: LedgerMetadata) -> int:
+        """Return the bytes of an entry, as far as was seen; before that, the mean of a closed ledger. 0: not known."""
+        if self._seen:
+            return max(self._seen_bytes // self._seen, 1)
+        return known.length // (known.last_entry + 1) if known.is_closed and known.last_entry >= 0 else 0
+
+    def _room(self, average: int, *, batches: bool) -> int:
         """Return how many entries may be on their way."""
-        if not self._seen:
-            return min(
-                self.window.entries, 2 * FIRST_BATCH if self.fetcher.batchable(self.metadata()) else FIRST_SINGLES
-            )
-        average = max(self._seen_bytes // self._seen, 1)
-        return min(self.window.entries, self.window.bytes // average)
+        room = self.window.entries
+        if not self._seen:  # a mean says little of the first ones, of which perhaps no more are wanted
+            room = min(room, 2 * FIRST_BATCH if batches or average else FIRST_SINGLES)
+        return min(room, self.window.bytes // average) if average else room
 
     def _top_up(self, last: int) -> None:
-        room = self._room()
         while self._next <= last:
             known = self.metadata()
+            average = self._average(known)
+            # Large entries one by one: a batch would bring a few of them, and the next one had to wait for it.
+            batches = average <= self.window.largest_in_batch and self.fetcher.batchable(known)
+            room = self._room(average, batches=batches)
             # Two batches fill the window: one is taken while the other travels.
-            step = max(room // 2, 1) if self._small() and self.fetcher.batchable(known) else 1
+            step = max(room // 2, 1) if batches else 1
             step = min(step, last - self._next + 1)
             if self._ahead and self._on_their_way + step > room:
                 return
@@ -152,9 +159,6 @@ class ReadAhead:
             self._ahead.append(_BatchRead(first, last, self.fetcher.fetch_batch(known, bookie, first, last)))
         self._on_their_way += last - first + 1
         self._next = last + 1
-
-    def _small(self) -> bool:
-        return not self._seen or self._seen_bytes <= self._seen * self.window.largest_in_batch
 
     def _go_on_behind(self, batch: _BatchRead, found: int) -> None:
         """See to what a batch did not bring: another batch if it was cut short, single reads if nothing came."""

@@ -248,16 +248,22 @@ class TcpLink:
         """Queue whole frames in pieces; they leave together behind what this turn of the loop has still to call."""
         if self._closed:
             return
-        queued = self._queued
         for buffer in buffers:
-            size = len(buffer)
-            if size:
+            if buffer:
                 self._out.append(buffer)
-                queued += size
-        self._queued = queued
+                self._queued += len(buffer)
         if not (self._in_batch or self._writing or self._flush_scheduled):
             self._flush_scheduled = True
             self._loop.call_soon(self._flush_soon)
+
+    def send_at_once(self, *buffers: Buffer) -> None:
+        """Send frames within this call, unless others are about to leave. Another call of the loop's would cost it one
+        more look at its sockets, which the frames would wait for."""
+        scheduled, self._flush_scheduled = self._flush_scheduled, True  # `send` need not ask for it
+        self.send(*buffers)
+        self._flush_scheduled = scheduled
+        if not (scheduled or self._in_batch or self._writing):
+            self.flush()
 
     async def drain(self) -> None:
         """Wait until at most LOW_WATER_BYTES are queued. Raises ConnectionClosedError if the link is or gets closed."""

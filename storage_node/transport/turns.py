@@ -18,6 +18,8 @@ from typing import TypeAlias
 TURN_S = 0.005
 """Seconds of one turn of the loop that all in line may take together."""
 LEAST_SHARE_S = 0.0001
+UNSURE_S = TURN_S / 2
+"""While those served so close behind one another took less, it does not matter which of them were of the same turn."""
 SAME_TURN_S = 0.00005
 """What is served within this time of what was served before may be of the same turn of the loop."""
 
@@ -39,9 +41,10 @@ class Turns:
         self._line: OrderedDict[Work, None] = OrderedDict()
         self._scheduled = False
         self._spent_at: float | None = None
-        """When those that were served without standing in line have had TURN_S of this turn; None: two were not yet."""
+        """When those that were served without standing in line have had TURN_S of this turn; None: they have had little
+        so far."""
         self._began_at = self._served_at = -math.inf
-        """When the last of them that was the first of its turn began, and ended."""
+        """When the first of those that followed one another closely began, and the last one ended."""
         self.share_s = TURN_S
         """Seconds that each work may take of one turn: less, the more work is in line."""
 
@@ -69,10 +72,12 @@ class Turns:
         """Return whether this turn of the loop has time left for one that does not stand in line."""
         now = self.now()
         if self._spent_at is None:
+            # To hear of the turn's end costs one more turn, and the kernel one more question: not for each frame of a
+            # connection that is alone, nor of some that are answered together.
             if now - self._served_at >= SAME_TURN_S:
-                # Alone so far. To hear of the turn's end would cost a connection that is alone one more turn, and
-                # the kernel one more question, for each of its frames.
                 self._began_at = now
+                return True
+            if now - self._began_at < UNSURE_S:
                 return True
             self._spent_at = self._began_at + TURN_S
             asyncio.get_running_loop().call_soon(self._begin_turn)

@@ -215,6 +215,9 @@ class BookieLink(Link):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    def send_at_once(self, *buffers: Buffer) -> None:
+        self.send(*buffers)
+
     def answer(self, frames: bytes) -> None:
         self._loop.call_soon(self._deliver, frames)
 

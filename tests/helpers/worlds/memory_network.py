@@ -48,6 +48,9 @@ class PipeEnd(Link):
             self.most_queued = max(self.most_queued, len(self._out))
             self.other.wake()
 
+    def send_at_once(self, *buffers: Buffer) -> None:
+        self.send(*buffers)
+
     def send_raw(self, data: bytes) -> None:
         """Send bytes that need not be whole frames."""
         self.send(data)

@@ -275,6 +275,9 @@ class ModelLink:
         self.queued_bytes += len(data)
         self._later(0, lambda: self._arrive(data))
 
+    def send_at_once(self, *buffers: Buffer) -> None:
+        self.send(*buffers)
+
     def _later(self, direction: int, action: Callable[[], None]) -> None:
         """Call after a random time, but never before what was sent earlier."""
         loop = self._world.loop

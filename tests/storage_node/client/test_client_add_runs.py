@@ -19,7 +19,7 @@ from metadata.foundation import compiled
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from storage_node.client import add_runs
 from storage_node.client.add_runs import AddsUnderWay, SentRun
-from storage_node.client.pipeline import RUN_ENTRIES
+from storage_node.client.pipeline import LONE_ADDS, RUN_ENTRIES
 from storage_node.protocol.adds import Add, AddTemplate
 from storage_node.protocol.decoding import decode_response
 from storage_node.protocol.digests import EntryDigest
@@ -348,6 +348,89 @@ async def test_what_is_added_in_a_turn_leaves_as_one_buffer_for_each_bookie() ->
         await cluster.settle()
         for bookie in cluster.bookies.values():
             assert bookie.adds == list(range(21))
+        await writer.close()
+
+
+class Noted:
+    """What leaves a client's links, and when."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.sent: list[Buffer] = []
+
+        def note(link: ModelLink, *buffers: Buffer) -> None:
+            self.sent.extend(buffers)
+            SEND(link, *buffers)
+
+        patch.setattr(ModelLink, "send", note)
+
+    def take(self) -> int:
+        """Return how many buffers left since the last call."""
+        count = len(self.sent)
+        self.sent.clear()
+        return count
+
+
+@virtual_time
+async def test_an_entry_behind_others_that_came_alone_is_sent_within_add_and_a_burst_is_not() -> None:
+    async with ModelCluster(3) as cluster:
+        client = cluster.client()
+        writer, other = await client.create(), await client.create()
+        with pytest.MonkeyPatch.context() as patch:
+            links = Noted(patch)
+            for _ in range(LONE_ADDS):
+                added = writer.add(b"alone")
+                assert links.take() == 0, "others might join it"
+                await added
+                assert links.take() == 3
+            added = writer.add(b"alone")
+            assert links.take() == 3, "none has joined the last ones"
+            futures = [writer.add(b"a"), writer.add(b"burst"), other.add(b"of two writers")]
+            assert links.take() == 0, "one is under way"
+            assert [await future for future in [added, *futures]] == [*range(LONE_ADDS, LONE_ADDS + 3), 0]
+            assert links.take() == 6, "a run for each ledger and bookie"
+            added = writer.add(b"alone again")
+            assert links.take() == 0, "others have joined just now"
+            await added
+        await cluster.settle()
+        for bookie in cluster.bookies.values():
+            assert sorted(bookie.ledger(writer.ledger_id).entries) == list(range(LONE_ADDS + 4))
+        await writer.close()
+        await other.close()
+
+
+@virtual_time
+async def test_a_lone_entry_that_cannot_be_sent_ends_its_writer_and_no_other_one() -> None:
+    async with ModelCluster(3) as cluster:
+        client = cluster.client()
+        writer, other = await client.create(), await client.create()
+        for _ in range(LONE_ADDS):
+            await writer.add(b"alone")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(AddTemplate, "run", lambda *_: 1 // 0)
+            added = writer.add(b"alone")
+            with pytest.raises(InvariantViolation, match="cannot be packaged"):
+                await added
+        with pytest.raises(InvariantViolation, match="cannot be packaged"):
+            writer.add(b"more")
+        for n in range(2 * LONE_ADDS):
+            assert await other.add(b"as ever") == n
+        await other.close()
+
+
+@virtual_time
+async def test_a_lone_entry_is_sent_to_a_bookie_whose_connection_is_gone_as_well() -> None:
+    async with ModelCluster(3) as cluster:
+        writer = await cluster.client().create()
+        for _ in range(LONE_ADDS):
+            await writer.add(b"alone")
+        await cluster.settle()
+        for link in list(cluster.links):
+            link.break_both()
+        await cluster.settle()
+        assert await writer.add(b"alone") == LONE_ADDS
+        await cluster.settle()
+        for bookie in cluster.bookies.values():
+            assert sorted(bookie.ledger(writer.ledger_id).entries) == list(range(LONE_ADDS + 1))
         await writer.close()
 
 

@@ -42,6 +42,9 @@ class HandedLink(SecurableLink):
         if not self.closed:
             self.sent.extend(buffers)
 
+    def send_at_once(self, *buffers: Buffer) -> None:
+        self.send(*buffers)
+
     async def drain(self) -> None: ...
 
     def pause_reading(self) -> None: ...

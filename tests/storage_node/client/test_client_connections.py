@@ -31,6 +31,9 @@ class DeafLink:
     def send(self, *buffers: Buffer) -> None:
         self.used.set()
 
+    def send_at_once(self, *buffers: Buffer) -> None:
+        self.send(*buffers)
+
     async def drain(self) -> None: ...
 
     def pause_reading(self) -> None: ...

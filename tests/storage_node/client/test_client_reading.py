@@ -139,6 +139,22 @@ async def test_entries_are_prefetched_within_the_window_and_come_in_order() -> N
 
 
 @virtual_time
+async def test_large_entries_of_a_closed_ledger_are_asked_for_one_by_one_from_the_first_on() -> None:
+    async with ModelCluster(3) as cluster:
+        writer = await cluster.client().create()
+        for _ in range(40):
+            await writer.add(bytes(100_000))
+        await writer.close()
+        reader = await cluster.client().open(writer.ledger_id, recover=False)
+        entries = reader.entries(0, 39, window_bytes=2_000_000)
+        await entries.__anext__()
+        asked = [r for b in cluster.bookies.values() for r in b.requests if isinstance(r, ReadRequest)]
+        assert not any(bookie.batch_reads for bookie in cluster.bookies.values())
+        assert len(asked) == 20, "as many as the window holds"
+        assert 1 + len([entry async for entry in entries]) == 40
+
+
+@virtual_time
 async def test_a_window_of_few_bytes_still_makes_progress_and_a_reader_may_stop_early() -> None:
     async with ModelCluster(3) as cluster:
         writer = await written(cluster, 20)

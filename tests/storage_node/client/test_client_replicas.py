@@ -309,6 +309,29 @@ def test_the_order_does_not_flap_between_bookies_of_similar_speed() -> None:
     assert ranks == {(GOOD, GOOD)}
 
 
+def test_a_bookie_of_which_more_is_asked_does_not_lag_for_that() -> None:
+    health = BookieHealth(clock := Clock(), 60_000)
+    for _ in range(80):
+        clock.now += 0.01
+        health.answered("a", clock.now - 0.002, 2)
+        health.answered("b", clock.now - 0.020, 20)
+    assert (health.rank("a"), health.rank("b")) == (GOOD, GOOD)
+    for _ in range(80):
+        clock.now += 0.01
+        health.answered("a", clock.now - 0.002, 2)
+        health.answered("b", clock.now - 0.020, 2)
+    assert (health.rank("a"), health.rank("b")) == (GOOD, LAGGING)
+
+
+def test_a_bookie_that_stands_still_for_a_moment_does_not_lag() -> None:
+    health = BookieHealth(clock := Clock(), 60_000)
+    for n in range(200):
+        clock.now += 0.01
+        health.answered("a", clock.now - 0.002, 10)
+        health.answered("b", clock.now - (0.050 if n % 50 > 40 else 0.002), 10)
+        assert (health.rank("a"), health.rank("b")) == (GOOD, GOOD)
+
+
 def test_a_lagging_bookie_is_back_only_when_it_is_nearly_as_fast() -> None:
     clock = Clock()
     health = BookieHealth(clock, 60_000)

@@ -266,6 +266,9 @@ class StrippedLink(Link):
             answer = encode_error_response(request.txn_id, Operation.START_TLS, Status.EBADREQ)
             asyncio.get_running_loop().call_soon(self._handler.frame_received, memoryview(answer)[4:])
 
+    def send_at_once(self, *buffers: Buffer) -> None:
+        self.send(*buffers)
+
     async def drain(self) -> None: ...
 
     def pause_reading(self) -> None: ...

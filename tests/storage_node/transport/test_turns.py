@@ -104,7 +104,7 @@ async def test_who_has_left_is_not_served_any_more() -> None:
     assert (it.served, gone.served) == (["a", "b", "c"], [])
 
 
-async def test_one_that_is_alone_in_its_turn_asks_for_no_other_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_those_that_take_little_of_a_turn_ask_for_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
     it = Scripted("a", TURN_S / 100)
     asked: list[object] = []
     loop = asyncio.get_running_loop()
@@ -120,6 +120,10 @@ async def test_one_that_is_alone_in_its_turn_asks_for_no_other_turn(monkeypatch:
             it.all_are_ready()
             it.now += 1.0
         assert (it.served, asked) == (["a"] * 5, [])
-        it.all_are_ready()
-        it.all_are_ready()  # the second one of a turn: from here on its end has to be known
-    assert (it.served, len(asked)) == (["a"] * 7, 1)
+        for _ in range(50):
+            it.all_are_ready()  # of one turn, or of some: half of its time is left even so
+        assert (len(it.served), asked) == (55, [])
+        for _ in range(60):
+            it.all_are_ready()  # from here on its end has to be known; the last ones find its time spent
+        assert asked == [it.turns._begin_turn, it.turns._serve_line]
+        assert len(it.turns) == 1
