@@ -55,6 +55,13 @@ def test_a_task_of_each_kind_of_query_is_a_use(
     assert worker_daemon._uses == before + 1
 
 
+def test_a_data_source_that_is_only_made_is_a_use() -> None:
+    """For the commit of a micro-batch Spark has one made and sent back, in a worker that does nothing else."""
+    before = worker_daemon._uses
+    DistributedLogDataSource({"uri": "distributedlog://h:1/n", "log": "flights"})
+    assert worker_daemon._uses == before + 1
+
+
 def test_a_plan_and_a_question_for_columns_are_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a worker of a kind of its own."""
 

@@ -66,7 +66,6 @@ def plan_columns(options: Options, frame: FramePlan) -> SinkColumns:
     Raises what would keep every task from writing: no ZooKeeper, too few storage nodes, a missing or sealed log; and
     SchemaError for columns that the log does not declare.
     """
-    begin_use()
     return Runtime.shared().run(_plan_columns(options, frame))
 
 
