@@ -8,21 +8,18 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from types import TracebackType
+from typing import TYPE_CHECKING, Final
 
 from dlspark.core import binding as bindings
 from dlspark.core.binding import settings_from
-from dlspark.core.display.status import OVERVIEW_S, Overview, overview
 from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.dynamic.operator_files import OperatorFiles
-from dlspark.core.lifecycle.deletion import delete_log
-from dlspark.core.log import AsyncLog
 from dlspark.core.metrics.meter import Meter
 from dlspark.core.metrics.registries import Statistics
 from dlspark.core.opening import Edges, connect_all, services_of
 from dlspark.core.services import RollingPermits, Services, check_region_id
 from dlspark.core.settings.settings import Settings
 from dlspark.core.write_lock import default_client_id
-from dlspark.core.writing.ledger_allocators import delete_pool
 from dlspark.default_namespace import uri_or_default
 from dlspark.errors import AlreadyClosedError
 from dlspark.tables.declaration import Declaration
@@ -43,6 +40,13 @@ from metadata.store import MetadataStore, Op
 from storage_node.client.client import LedgerClient
 from storage_node.edge import Clock, Network, SystemClock
 from storage_node.settings.client import ClientSettings
+
+if TYPE_CHECKING:
+    from dlspark.core.display.status import Overview
+    from dlspark.core.log import AsyncLog
+
+OVERVIEW_S: Final = 3.0
+"""How long an overview looks at logs by default."""
 
 
 class AsyncNamespace(OnOneLoop):
@@ -268,6 +272,8 @@ class AsyncNamespace(OnOneLoop):
 
         It looks for `seconds` at most; logs that it did not reach by then are marked.
         """
+        from dlspark.core.display.status import overview
+
         self._check_open()
         return await overview(self._services, str(self.uri), seconds)
 
@@ -310,6 +316,8 @@ class AsyncNamespace(OnOneLoop):
             InvalidLogNameError: no log can have this name.
             SettingsError: a setting is unknown, ill-typed or contradicts another.
         """
+        from dlspark.core.log import AsyncLog
+
         self._check_open()
         name = self._services.logs.validate_name(name)
         own = self.settings.for_log(settings) if settings else self.settings
@@ -332,6 +340,8 @@ class AsyncNamespace(OnOneLoop):
         Raises LogNotFoundError if there is no such log, and OwnershipAcquireFailedError, at once, while another client
         owns it: a writer, a Spark query, a proxy.
         """
+        from dlspark.core.lifecycle.deletion import delete_log
+
         self._check_open()
         services, logs = self._services, self._services.logs
         name = logs.validate_name(name)
@@ -346,6 +356,8 @@ class AsyncNamespace(OnOneLoop):
         `folder` is `ledgerAllocatorPoolPath` unless given. A process that still uses the pool loses its allocators, and
         no segment. After any error it may be called again. Raises CallerError for a name that a pool cannot have.
         """
+        from dlspark.core.writing.ledger_allocators import delete_pool
+
         self._check_open()
         path = pool_path(self.uri.path, folder or self.settings.allocator_pool_path, name)
         return await delete_pool(self._services, path)

@@ -7,7 +7,7 @@ imported only when it is needed.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import (
@@ -40,6 +40,15 @@ class DistributedLogDataSource(DataSource):
 
     session_conf: ClassVar[Mapping[str, str] | None] = None
 
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        """Keep the options, as every data source does, and count a use of this process.
+
+        Spark makes one in each use of a worker that plans a write or answers for columns, and of one that only makes it
+        for the commit of a micro-batch: nothing else of ours is called there.
+        """
+        begin_use()
+        super().__init__(options)
+
     @classmethod
     def name(cls) -> str:
         """Return the name of the format."""
@@ -47,7 +56,6 @@ class DistributedLogDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns; for a request of the catalog's Java side, the answer, packed into a schema."""
-        begin_use()
         if REQUEST in self.options:
             from dlspark.spark.catalog.requests import answer_in_schema
 

@@ -69,8 +69,9 @@ SHARED: Final = (
     "storage_node.client.client",
     "metadata.zookeeper.client",
     "metadata.distributedlog.sinks",
-    "dlspark.core.services",
+    "dlspark.core.namespace",
     "dlspark.spark.options.query_options",
+    "dlspark.spark.sink.session",
 )
 """Modules that every task of a source or sink needs, with all that they import. None starts a thread, nor imports what
 does."""

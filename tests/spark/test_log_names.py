@@ -19,8 +19,9 @@ from dlspark.spark.metadata_tables.reader import table_reader
 from dlspark.spark.metadata_tables.registry import table_named
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
-from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of, rows_by_log
+from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.foreach import ForeachLogWriter
+from dlspark.spark.sink.log_rows import rows_by_log
 from dlspark.spark.source.selection import SourceQuery
 from metadata.distributedlog.log_admin import LogAdmin
 from metadata.foundation.errors import CallerError

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
@@ -20,6 +21,13 @@ from dlspark.spark.source.readers import BatchReader, batch_reader, stream_reade
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.worker_daemon import DAEMON, FREEZE_AT, OWN_DAEMON, begin_use, due, main_module
 from storage_node.settings.client import ClientSettings
+
+if TYPE_CHECKING:
+    from dlspark.sandbox.sandbox import Sandbox
+
+OURS = ("dlspark", "metadata", "storage_node")
+MOST_MODULES = 260
+"""Of ours, that a worker of Spark's loads to plan a write or to commit it: some 240."""
 
 
 @pytest.mark.parametrize("daemon", [DAEMON, OWN_DAEMON])
@@ -44,6 +52,13 @@ def test_a_task_of_each_kind_of_query_is_a_use(
     options = Options({"uri": "distributedlog://h:1/n", "log": "flights"}, Scope.ANY)
     before = worker_daemon._uses
     assert list(reader(options, SCHEMA).read(LogPartition((), ClientSettings()))) == []
+    assert worker_daemon._uses == before + 1
+
+
+def test_a_data_source_that_is_only_made_is_a_use() -> None:
+    """For the commit of a micro-batch Spark has one made and sent back, in a worker that does nothing else."""
+    before = worker_daemon._uses
+    DistributedLogDataSource({"uri": "distributedlog://h:1/n", "log": "flights"})
     assert worker_daemon._uses == before + 1
 
 
@@ -87,6 +102,28 @@ def test_what_a_worker_imports_leaves_pandas_alone(module: str) -> None:
     """It takes a quarter of a second a process, and Arrow imports it where a module makes a scalar."""
     code = f"import sys, dlspark.spark.{module}; assert 'pandas' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_what_plans_a_write_and_what_commits_it_load_neither_arrow_nor_what_reads(sandbox: Sandbox) -> None:
+    """Spark's own daemon forks these workers, and each loads all that it needs. Here one process does both."""
+    lines = (
+        "import sys",
+        "import pyspark.sql.worker.commit_data_source_write, pyspark.sql.worker.write_into_data_source",
+        "from pyspark.sql.types import BinaryType, StructField, StructType",
+        "from dlspark.spark.datasource import DistributedLogDataSource",
+        "from dlspark.spark.sink.messages import SinkMessage",
+        "schema = StructType([StructField('value', BinaryType())])",
+        "source = DistributedLogDataSource({'uri': sys.argv[1], 'path': 'planned-and-committed'})",
+        "writer = source.writer(schema, False)",
+        "writer.commit([SinkMessage(writer._job)])",
+        "source.streamWriter(schema, False)",
+        "print(*sys.modules)",
+    )
+    command = [sys.executable, "-c", "\n".join(lines), sandbox.uri]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    assert not {"numpy", "pyarrow", "pandas"} & set(loaded)
+    assert not [name for name in loaded if name.startswith(("dlspark.core.reading.", "dlspark.core.writing."))]
+    assert len([name for name in loaded if name.split(".")[0] in OURS]) < MOST_MODULES
 
 
 def test_the_daemon_has_most_of_a_task_loaded_before_it_forks_and_no_thread() -> None:

@@ -36,8 +36,6 @@ MAX_LOGS: Final = 50
 """Logs of a namespace that its overview looks at."""
 REPR_TIMEOUT_S: Final = 5.0
 """How long a notebook waits for an object that it shows."""
-OVERVIEW_S: Final = 3.0
-"""How long an overview looks at logs by default."""
 _AT_ONCE: Final = 16
 _HEAD = ("segment", "ledger", "state", "records", "first txid", "last txid", "completed")
 _RIGHT = frozenset(("segment", "ledger", "records", "first txid", "last txid"))
@@ -299,7 +297,7 @@ async def _ledger_bytes(services: Services, segments: tuple[SegmentMetadata, ...
     return {segment.lssn: size for segment, size in zip(segments, found, strict=True) if size is not None}
 
 
-async def overview(services: Services, uri: str, seconds: float = OVERVIEW_S) -> Overview:
+async def overview(services: Services, uri: str, seconds: float) -> Overview:
     """Look at the namespace's first `MAX_LOGS` logs, for at most `seconds`; the others are listed as not seen."""
     names = sorted(await services.logs.list(""))
     limit = asyncio.Semaphore(_AT_ONCE)

@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from dlspark.core import binding as bindings
-from dlspark.core.display.status import OVERVIEW_S, Overview, shown
+from dlspark.core.display.status import Overview, shown
 from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.metrics.registries import Statistics
-from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.namespace import OVERVIEW_S, AsyncNamespace
 from dlspark.core.runtime import Runtime, iterated
 from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.log import Log

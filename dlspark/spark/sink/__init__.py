@@ -3,8 +3,9 @@
 The way of a batch, file by file:
 
 1. `writer` has the classes that Spark calls; `foreach` does the same for `foreach(ForeachLogWriter(...))`. `columns`
-   checks the data frame's columns, cuts Arrow batches by log and routes rows by hash. `row_cutting` decides whether a
-   frame has bytes or a log's own columns, by what `declared_logs` finds; those `row_encoding` makes records of.
+   checks the data frame's columns, `log_rows` cuts Arrow batches by log and routes rows by hash. `row_cutting` decides
+   whether a frame has bytes or a log's own columns, by what `declared_logs` finds; those `row_encoding` makes records
+   of.
 2. `segments.task` is the task: rows become entries of ledgers that no log refers to, and that are listed under the
    sink. What it has staged travels to the driver as one of the `messages`. `session` is the open namespace of this
    process, which tasks and the driver use.

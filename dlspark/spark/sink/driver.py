@@ -28,12 +28,10 @@ from dlspark.spark.sink.append.marks import AppendTools
 from dlspark.spark.sink.batch_rules import CommitOutcome, log_sealed_error
 from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.commit_modes import CommitMode, CommitWay, commit_way
-from dlspark.spark.sink.inline_rows import joined, no_rows, raised, runs_between
 from dlspark.spark.sink.messages import InlineRows, JobId, Publication, SinkMessage, StagedSegment
 from dlspark.spark.sink.row_cutting import FramePlan
 from dlspark.spark.sink.segments.commit import ENDS_AT_ONCE, Publisher
 from dlspark.spark.sink.segments.log_access import log_busy_error, log_missing_error
-from dlspark.spark.sink.segments.merging import write_rows
 from dlspark.spark.sink.session import SinkSession, open_session
 from dlspark.spark.worker_daemon import begin_use
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
@@ -68,7 +66,6 @@ def plan_columns(options: Options, frame: FramePlan) -> SinkColumns:
     Raises what would keep every task from writing: no ZooKeeper, too few storage nodes, a missing or sealed log; and
     SchemaError for columns that the log does not declare.
     """
-    begin_use()
     return Runtime.shared().run(_plan_columns(options, frame))
 
 
@@ -137,6 +134,8 @@ def _publication(job: JobId, messages: Sequence[SinkMessage], known: tuple[str, 
 
 def _append(options: Options, way: CommitWay, publication: Publication, append: AppendBatch) -> bool:
     """Append the batch. False: it was not, and may be published as segments."""
+    from dlspark.spark.sink.inline_rows import joined, no_rows
+
     rows = joined(publication.inline) if publication.inline else no_rows(publication.known[0])
     try:
         if append(options, BatchToAppend(publication.job, rows, way.idle_ms)) is None:
@@ -308,6 +307,8 @@ class PublishingSession:
         """
         if not publication.inline:
             return publication
+        from dlspark.spark.sink.segments.rewriting import write_rows
+
         job = publication.job
         state = await self.session.state(job)
         logs = sorted({part.log for part in publication.inline})
@@ -330,6 +331,8 @@ class PublishingSession:
 
     async def _runs(self, publication: Publication, log: str) -> list[InlineRows]:
         """Return the rows for one log in as few parts as there are ledgers to be written."""
+        from dlspark.spark.sink.inline_rows import raised, runs_between
+
         parts = [part for part in publication.inline if part.log == log]
         staged = [one for one in publication.segments if one.log == log]
         if parts[0].stamp_ms is not None:

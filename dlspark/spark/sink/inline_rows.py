@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlspark.core.codec.records import HEADER_BYTES
-from dlspark.spark.sink.columns import LogRows, SinkColumns, check_order
+from dlspark.spark.sink.columns import SinkColumns
+from dlspark.spark.sink.log_rows import LogRows, check_order
 from dlspark.spark.sink.messages import InlineRows, StagedSegment, order_segments
 from dlspark.spark.sink.row_cutting import Cut, cutter
 from metadata.foundation.errors import CorruptDataError, InvariantViolation, check

@@ -11,34 +11,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-import pyarrow as pa
 from pyspark.sql.types import StringType, StructType
 
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.column_choice import COLUMNS, ColumnChoice
 from dlspark.spark.options.query_options import Options
-from dlspark.spark.sink.columns import (
-    LogRows,
-    SinkColumns,
-    TypedFrame,
-    columns_of,
-    route_of,
-    routing_of,
-    rows_by_log,
-)
+from dlspark.spark.sink.columns import SinkColumns, TypedFrame, columns_of, route_of, routing_of
 from metadata.distributedlog.logs import LogStore
 from metadata.foundation.errors import InvariantViolation
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dlspark.spark.sink.log_rows import LogRows
     from dlspark.spark.sink.row_encoding import FindDeclared
     from dlspark.tables.declaration import Declaration
 
 _SYSTEM: Final = ("_log", "_error")
 """What readers put beside a log's own columns."""
 
-Cut = Callable[[pa.RecordBatch], list[LogRows]]
+Cut: TypeAlias = "Callable[[pa.RecordBatch], list[LogRows]]"
 Declared = Mapping[str, "Declaration | None"]
 
 
@@ -195,6 +189,8 @@ def takes_ids_from_column(columns: SinkColumns, log: str) -> bool:
 def cutter(columns: SinkColumns, task: str, find: FindDeclared | None = None, *, one_row: bool = False) -> Cut:
     """Return what cuts a task's Arrow batches by log. `find` and `one_row` as `FrameEncoder` takes them."""
     if columns.typed is None:
+        from dlspark.spark.sink.log_rows import rows_by_log
+
         return functools.partial(rows_by_log, columns=columns, task=task)
     from dlspark.spark.sink.row_encoding import FrameEncoder
 

@@ -35,10 +35,9 @@ from pyspark.sql.types import StructField, StructType
 
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.spark.errors import BatchRefusedError, SchemaError, TransactionOrderError
-from dlspark.spark.sink.columns import (
+from dlspark.spark.sink.columns import SinkColumns, TypedFrame
+from dlspark.spark.sink.log_rows import (
     LogRows,
-    SinkColumns,
-    TypedFrame,
     check_order,
     in_order_of_logs,
     logs_of,

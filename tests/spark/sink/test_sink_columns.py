@@ -19,7 +19,8 @@ from pyspark.sql.types import (
 
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
 from dlspark.spark.errors import BatchRefusedError, SchemaError, TransactionOrderError
-from dlspark.spark.sink.columns import SinkColumns, check_order, columns_of, rows_by_log
+from dlspark.spark.sink.columns import SinkColumns, columns_of
+from dlspark.spark.sink.log_rows import check_order, rows_by_log
 from metadata.distributedlog.log_names import InvalidLogNameError
 
 

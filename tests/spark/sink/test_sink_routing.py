@@ -21,7 +21,8 @@ from pyspark.sql.types import (
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
-from dlspark.spark.sink.columns import HashRoute, Routing, columns_of, crc32s, routing_of, rows_by_log
+from dlspark.spark.sink.columns import HashRoute, Routing, columns_of, routing_of
+from dlspark.spark.sink.log_rows import crc32s, log_numbers, rows_by_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,5 +115,5 @@ def test_sparks_own_functions_name_the_same_log(spark: SparkSession) -> None:
     binary = [row[0] for row in frame.selectExpr("crc32(coalesce(d, X'')) % 16").collect()]
     rows = frame.toArrow().combine_chunks().to_batches()[0]
     names = tuple("x" * 16)
-    assert HashRoute(names, (0, 1, 2)).numbers(rows).tolist() == texts
-    assert HashRoute(names, (3,)).numbers(rows).tolist() == binary
+    assert log_numbers(HashRoute(names, (0, 1, 2)), rows).tolist() == texts
+    assert log_numbers(HashRoute(names, (3,)), rows).tolist() == binary

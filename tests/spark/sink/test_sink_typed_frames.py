@@ -27,7 +27,8 @@ from pyspark.sql.types import (
 from dlspark.spark.errors import BatchRefusedError, OptionError, SchemaError, TransactionOrderError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
-from dlspark.spark.sink.columns import LogRows, SinkColumns, TypedFrame
+from dlspark.spark.sink.columns import SinkColumns, TypedFrame
+from dlspark.spark.sink.log_rows import LogRows
 from dlspark.spark.sink.row_cutting import FramePlan, cutter
 from dlspark.tables.arrow_types import schema_from_arrow
 from dlspark.tables.codecs import RecordDecoder

@@ -15,12 +15,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
-from dlspark.core.writing.recovery import recover_segments
-from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.spark.errors import BatchRefusedError, LogBusyError
 from dlspark.spark.sink.batch_rules import LogHistory
 from dlspark.spark.sink.messages import Publication, StagedSegment
-from dlspark.spark.sink.segments.merging import rewrite
 from dlspark.spark.sink.session import SinkSession
 from metadata.distributedlog.locks import DistributedLock, OwnershipAcquireFailedError
 from metadata.distributedlog.log_names import LogEnd, LogNotFoundError, LogPaths
@@ -308,6 +305,10 @@ def session_logs(session: SinkSession) -> NamespaceLogs:
     )
 
     async def recover(log: str) -> None:
+        # Few commits recover or write again: others load neither readers nor Arrow.
+        from dlspark.core.writing.recovery import recover_segments
+        from dlspark.core.writing.transitions import SegmentTransitions
+
         # Under the log's lock, which the caller holds: recovery fences and closes ledgers of the log (I7, I10).
         transitions = SegmentTransitions(services, log, session.settings, await services.logs.open(log))
         await transitions.load()
@@ -316,6 +317,8 @@ def session_logs(session: SinkSession) -> NamespaceLogs:
     async def write_again(
         publication: Publication, segments: Sequence[StagedSegment], lowest_txid: int
     ) -> StagedSegment:
+        from dlspark.spark.sink.segments.rewriting import rewrite
+
         return await rewrite(
             services.ledgers,
             await session.create_ledger(publication.job, segments[0].log),

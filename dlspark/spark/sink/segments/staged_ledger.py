@@ -1,6 +1,6 @@
 """One ledger as a segment to be: rows cut into entries, entries sent within a window, and what its metadata will say.
 
-Both write by it, a task its rows and the driver what it writes again (`merging`).
+Both write by it, a task its rows and the driver what it writes again (`rewriting`).
 """
 
 from __future__ import annotations

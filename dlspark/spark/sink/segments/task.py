@@ -48,9 +48,10 @@ from dlspark.core.codec.entries import Compression, EncodedEntry
 from dlspark.core.runtime import Runtime
 from dlspark.spark.errors import BatchRefusedError
 from dlspark.spark.options.query_options import Options
-from dlspark.spark.sink.columns import MAX_NUM_LOGS, LogRows, SinkColumns, check_order
+from dlspark.spark.sink.columns import MAX_NUM_LOGS, SinkColumns
 from dlspark.spark.sink.commit_modes import CommitMode, commit_way
 from dlspark.spark.sink.inline_rows import gather_inline
+from dlspark.spark.sink.log_rows import LogRows, check_order
 from dlspark.spark.sink.messages import IdOrigin, JobId, SinkMessage, StagedSegment
 from dlspark.spark.sink.row_cutting import Cut, cutter, packs_rows, takes_ids_from_column
 from dlspark.spark.sink.segments.staged_ledger import (
