@@ -72,9 +72,20 @@ SHARED: Final = (
     "dlspark.core.namespace",
     "dlspark.spark.options.query_options",
     "dlspark.spark.sink.session",
+    "metadata.distributedlog.cold_store",
+    "dlspark.core.opening",
+    "dlspark.core.codec.producer_records",
+    "dlspark.core.writing.producers",
+    "dlspark.core.writing.transitions",
+    "dlspark.spark.datasource",
+    "dlspark.spark.sink.batch_rules",
+    "dlspark.spark.sink.commit_modes",
+    "dlspark.spark.source.frame_columns",
+    "dlspark.spark.source.query_snapshot",
+    "dlspark.spark.source.span_entries",
+    "dlspark.spark.source.task_tokens",
 )
-"""Modules that every task of a source or sink needs, with all that they import. None starts a thread, nor imports what
-does."""
+"""Modules that tasks need, with all that they import. None starts a thread, nor imports what does."""
 _HIDE: Final = "SPARK_HIDE_TRACEBACK"
 _FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 _WORKER: Final = "pyspark.worker_util"

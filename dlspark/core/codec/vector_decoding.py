@@ -16,9 +16,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from dlspark.core.codec.arrow_arrays import binary_array, int64_array, new_column, repeated_text
+from dlspark.core.codec.arrow_arrays import binary_array, bool_array, int64_array, new_column, repeated_text
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import (
     RECORD_COST_BYTES,
@@ -92,7 +91,7 @@ class DecodedBatch:
     def none(cls, lssn: int) -> DecodedBatch:
         """Return no records."""
         numbers = np.empty(0, np.int64)
-        return cls(lssn, numbers, numbers, numbers, numbers, numbers, numbers, pa.array([], pa.binary()), None)
+        return cls(lssn, numbers, numbers, numbers, numbers, numbers, numbers, binary_array([]), None)
 
     def sliced(self, first: int, after: int) -> DecodedBatch:
         """Return the rows from `first` to before `after`, which may be beyond the end; they share their memory."""
@@ -447,7 +446,7 @@ class _ColumnCollector:
             self._headers.append(np.array(fields, RECORD_HEADER))
             self._entry_ids.append(entry_id)
             self._counts.append(len(shown))
-            self._take(pa.array([record.payload for record in shown], pa.binary()))
+            self._take(binary_array([record.payload for record in shown]))
         return None
 
     def _add_shown(self, run: Run, chain: Chain) -> None:
@@ -462,7 +461,7 @@ class _ColumnCollector:
         self._entry_ids += run.entry_ids
         self._counts += np.bincount(entries[shown], minlength=len(counts)).tolist()
         starts = chain.starts if chain.starts is not None else np.arange(count, dtype=np.int64) * chain.stride
-        self._take(_payloads(run.data, starts).filter(pa.array(shown)))
+        self._take(_payloads(run.data, starts).filter(bool_array(shown)))
 
     def _take(self, payloads: pa.BinaryArray) -> None:
         """Copy an array's payloads behind those taken so far."""
@@ -504,6 +503,8 @@ def _payloads(data: Buffer, starts: IntArray) -> pa.BinaryArray:
     offsets[:-1] = starts
     offsets[-1] = len(data)
     records = pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0)
+    import pyarrow.compute as pc  # takes 40 ms to load, and the compiled core needs none of it
+
     # The stop is explicit because pyarrow 26 fails without one ("Negative buffer resize").
     return pc.binary_slice(records, HEADER_BYTES, MAX_BATCH_BYTES)
 

@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from dlspark.core.codec.arrow_arrays import int64_array, repeated_text
 from dlspark.core.codec.vector_decoding import EXPANDED_BYTES, ROW_SCHEMA, DecodedBatch, decode_up_to, timestamps
 from dlspark.core.runtime import Runtime
 from dlspark.errors import PositionGapError
@@ -294,9 +295,9 @@ def select(rows: DecodedBatch, first: int, end: int) -> DecodedBatch:
 
 def _column(name: str, rows: DecodedBatch, log: str) -> pa.Array:
     if name == "log":
-        return pa.repeat(pa.scalar(log, TYPES["log"]), len(rows))
+        return repeated_text(log, len(rows))
     if name == "segment":
-        return pa.repeat(pa.scalar(rows.lssn, TYPES["segment"]), len(rows))
+        return int64_array(np.full(len(rows), rows.lssn, np.int64))
     if name == "timestamp":
         return timestamps(rows.txid)
     if name == "value":
@@ -307,4 +308,4 @@ def _column(name: str, rows: DecodedBatch, log: str) -> pa.Array:
         "sequence_id": rows.sequence_id,
         "transaction_id": rows.txid,
     }[name]
-    return pa.array(source, type=pa.int64())
+    return int64_array(source)
