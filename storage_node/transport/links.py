@@ -255,7 +255,8 @@ class TcpLink:
                 self._out.append(buffer)
                 queued += size
         self._queued = queued
-        if not (self._in_batch or self._writing or self._flush_scheduled):
+        # What is sent within a batch leaves at its end; a call without buffers is about what comes behind it.
+        if not (self._writing or self._flush_scheduled or (self._in_batch and buffers)):
             self._flush_scheduled = True
             self._loop.call_soon(self._flush_soon)
 
