@@ -255,8 +255,7 @@ class TcpLink:
                 self._out.append(buffer)
                 queued += size
         self._queued = queued
-        # What is sent within a batch leaves at its end; a call without buffers is about what comes behind it.
-        if not (self._writing or self._flush_scheduled or (self._in_batch and buffers)):
+        if not (self._in_batch or self._writing or self._flush_scheduled):
             self._flush_scheduled = True
             self._loop.call_soon(self._flush_soon)
 

@@ -349,8 +349,6 @@ class FramesClient:
         self._heard_at = self._loop.time()
         self._pinged = False
         self._answered = True
-        if self._link is not None:
-            self._link.send()  # callers who hear of their answers in the next turn ask again in it: that leaves in it
 
     def link_closed(self, error: Exception | None) -> None:
         """Note that every request under way ends now."""

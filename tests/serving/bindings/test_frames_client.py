@@ -36,7 +36,6 @@ from dlspark.serving.protocol.operations import (
 from dlspark.serving.protocol.request_frames import decode_request
 from metadata.foundation.errors import CallerError
 from storage_node.edge import Link
-from storage_node.transport.tcp import TcpNetwork
 
 WRITE = WriteRecords("stream", (b"payload",))
 
@@ -97,21 +96,6 @@ async def test_requests_and_answers_pass_through_the_real_server():
     await client.close()
     await client.close()
     await until(lambda: service.gone, every_s=0)
-    await server.close()
-
-
-async def test_what_is_asked_in_the_turn_in_which_an_answer_is_heard_leaves_in_that_turn():
-    network = TcpNetwork()
-    server = FramesServer(network, ScriptedService())
-    await server.start("127.0.0.1", 0)
-    client = await FramesClient.connect(network, f"127.0.0.1:{server.port}")
-    queued: list[int] = []
-    for _ in range(3):
-        await client.call(WRITE)
-        asyncio.get_running_loop().call_soon(lambda: queued.append(client.queued_bytes))
-        await client.call(WRITE)
-    assert queued == [0, 0, 0], "in the next turn nothing waits any more"
-    await client.close()
     await server.close()
 
 
