@@ -24,6 +24,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
+from functools import lru_cache
 from itertools import count
 from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote
@@ -115,7 +116,12 @@ Handler: TypeAlias = Callable[[bytes, Call], Awaitable[bytes]]
 
 def peer_address(call: Call) -> str:
     """Return `host:port` of the client that makes a call."""
-    return unquote(call.peer()).partition(":")[2]
+    return _address_of(call.peer())
+
+
+@lru_cache(maxsize=1024)
+def _address_of(peer: str) -> str:
+    return unquote(peer).partition(":")[2]
 
 
 def region_of_call(call: Call) -> str | None:

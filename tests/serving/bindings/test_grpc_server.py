@@ -266,6 +266,16 @@ async def test_messages_may_be_as_long_as_frames_and_not_only_as_grpc_has_it(siz
         assert answer.status.code == pb.Status.SUCCESS  # type: ignore[attr-defined]
 
 
+async def test_a_call_whose_message_has_come_may_take_longer_than_a_message_may():
+    async with world(message_ms=500) as it:
+        it.service.hold = True
+        call = asyncio.ensure_future(it.client.call("Write", write()))
+        await until(lambda: it.service.requests)
+        await asyncio.sleep(0.6)
+        it.service.release()
+        assert (await call).status.code == pb.Status.SUCCESS
+
+
 async def test_more_than_all_calls_may_hold_is_refused():
     async with world(memory_bytes=100_000) as it:
         it.service.hold = True
