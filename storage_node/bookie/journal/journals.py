@@ -123,6 +123,11 @@ class Journals:
         """Return the journal of a ledger."""
         return self.journals[ledger_id % self._count]
 
+    def send_off(self) -> None:
+        """Send off what was held, in every journal; see `Journal.extend`."""
+        for journal in self.journals:
+            journal.send_off()
+
     def barrier(self, acknowledge: Acknowledge) -> None:
         """Call `acknowledge` once everything appended so far is durable in every journal."""
         left = self._count

@@ -6,6 +6,8 @@ flight; acknowledgements are given in the order of the batches, after fdatasync,
 
 A batch of one block that is alone is committed by the loop itself, where the disk has been quick lately: two
 hand-overs between threads would cost more than such a commit. What arrives meanwhile is the next batch.
+Where one connection alone has added of late, it does so in the very call that reads the add: nothing else is likely to
+come in that turn of the loop, and the answer leaves in the same turn. Otherwise a batch begins at a turn's end.
 
 Small batches are copied behind their header into one block-aligned buffer; large ones are written from the slab where
 they lie, behind a header block of their own.
@@ -48,6 +50,7 @@ from storage_node.bookie.journal.batches import (
     COPY_BYTES,
     GATHER_BYTES,
     Acknowledge,
+    AnswerSink,
     Batch,
 )
 from storage_node.bookie.journal.files import BATCH_HEADER_BYTES, BatchHeader, JournalFile, JournalFiles
@@ -59,6 +62,9 @@ from storage_node.protocol.digests import crc32
 logger = logging.getLogger(__name__)
 
 SLOTS = 2
+LONE_BATCHES = 16
+"""So many batches in a row must have been of one connection's adds before a batch of it is sent off without a look at
+what else has come."""
 
 
 class JournalSupervisor(Protocol):
@@ -157,6 +163,11 @@ class Journal:
             memoryview(aligned_memory(BLOCK + (GATHER_BYTES if gathers else COPY_BYTES))) for _ in range(SLOTS)
         ]
         self._kick_scheduled = False
+        self._held = False
+        """The open batch is not sent off at this turn's end, but by `send_off` before that."""
+        self._lone: AnswerSink | None = None
+        """The only one that the last batches had answers for: `_lone_batches` in a row, besides the first."""
+        self._lone_batches = 0
         self._preparing: asyncio.Future[None] | None = None
         self._opening: asyncio.Future[JournalFile] | None = None
         self._idle: list[asyncio.Future[None]] = []
@@ -168,10 +179,11 @@ class Journal:
 
     # ------------------------------------------------------------------------------------ appending
 
-    def extend(self, slab: Slab, start: int, end: int, body_sum: int, body_length: int) -> Batch:
+    def extend(self, slab: Slab, start: int, end: int, body_sum: int, body_length: int, *, held: bool = False) -> Batch:
         """Add a record to the open batch, which lies at [start, end) of the slab, right behind the previous one.
 
         The caller adds to the batch returned, in the same turn of the loop, what to answer or call when it is durable.
+        `held`: it then calls `send_off`, whatever happens meanwhile.
         """
         batch = self._open
         if batch is None or batch.slab is not slab or batch.end != start or batch.earlier:
@@ -181,10 +193,24 @@ class Journal:
             batch.cover(start + HEADER_BYTES, body_sum, body_length)
         if batch.kept + end - batch.start >= BATCH_BYTES:
             self._close_batch()
-        if not self._kick_scheduled:
+        if held:
+            self._held = True
+        elif not self._kick_scheduled:
             self._kick_scheduled = True
             asyncio.get_running_loop().call_soon(self._kick)
         return batch
+
+    def may_hold(self, sink: AnswerSink) -> bool:
+        """Return whether nothing but this sink's adds is likely to come in a turn of the loop: its batches need not
+        wait for the turn's end, which costs one append at a time as much as the commit's own Python."""
+        return self._lone is sink and self._lone_batches >= LONE_BATCHES and self._in_place_s > 0
+
+    def send_off(self) -> None:
+        """Send off what was held; at the turn's end, if something else has come that waits for that."""
+        if self._held:
+            self._held = False
+            if not self._kick_scheduled:
+                self._kick()
 
     def _batch_for(self, slab: Slab, start: int, end: int) -> Batch:
         """Return the open batch if it can go on at `start`, else a new one."""
@@ -285,6 +311,10 @@ class Journal:
         batch.offset = self._offset
         self._offset += batch.total
         self._flying.append(batch)
+        if len(batch.answers) == 1 and self._lone in batch.answers:
+            self._lone_batches += 1
+        else:
+            self._lone, self._lone_batches = next(iter(batch.answers), None), 0
         file = self._file
         slot = self._slots.pop()
         if batch.placed:

@@ -117,7 +117,10 @@ class ServedConnection:
         """Store the adds that came. Look at what the socket does not take of the answers, which leave by themselves:
         that counts."""
         if self._adds:
-            self._store_adds()
+            try:
+                self._store_adds(last=True)
+            finally:
+                self.storage.journal.send_off()
         self.node.heard(self)
         if self.link.queued_bytes > ALLOWANCE_BYTES:
             asyncio.get_running_loop().call_soon(self.flow.check)
@@ -144,16 +147,16 @@ class ServedConnection:
         self._begin(frame)
         self.flow.check()
 
-    def _store_adds(self) -> None:
+    def _store_adds(self, last: bool = False) -> None:
         """Store the adds that came together, in their order: those that are ordinary in runs. Everything else, refusals
-        too, is for `_begin`.
+        too, is for `_begin`. `last`: this read brought no more.
         """
         frames, self._adds = self._adds, []
         flow, gate, at = self.flow, self._add_gate, 0
         while at < len(frames):
             most = len(frames) if gate is None else at + gate.room
             may = at < most and not (flow.stopped or self.node.read_only)
-            run = self._store_next(frames, at, most) if may else None
+            run = self._store_next(frames, at, most, last) if may else None
             if run is None:
                 self._take(frames[at])
                 at += 1
@@ -166,12 +169,12 @@ class ServedConnection:
             if flow.in_flight > IN_FLIGHT_BYTES:
                 flow.stop()
 
-    def _store_next(self, frames: list[memoryview], at: int, most: int) -> tuple[int, int] | None:
+    def _store_next(self, frames: list[memoryview], at: int, most: int, last: bool) -> tuple[int, int] | None:
         """Store the ordinary adds from `at` on as far as they are a run, or a large one: (how many, bytes of their
         entries). None: the first one is for `_begin`.
         """
         if len(frames[at]) <= SMALL_BYTES:
-            return self.storage.add_run(frames[at:most], self.dialect.quick_add, self)
+            return self.storage.add_run(frames[at:most], self.dialect.quick_add, self, last)
         found = self.dialect.quick_add(frames[at])
         if found is None:
             return None

@@ -97,12 +97,7 @@ class Storage:
     """
 
     def __init__(
-        self,
-        settings: BookieSettings,
-        disk: Disk,
-        disks: Disks,
-        tag: bytes,
-        supervisor: StorageSupervisor,
+        self, settings: BookieSettings, disk: Disk, disks: Disks, tag: bytes, supervisor: StorageSupervisor
     ) -> None:
         self._settings = settings
         self._disk = disk
@@ -392,9 +387,12 @@ class Storage:
         answers.bytes_stored += length
         return Status.EOK
 
-    def add_run(self, frames: list[memoryview], quick_add: QuickAdd, sink: AnswerSink) -> tuple[int, int] | None:
+    def add_run(
+        self, frames: list[memoryview], quick_add: QuickAdd, sink: AnswerSink, last: bool = False
+    ) -> tuple[int, int] | None:
         """Store the adds in these frames together, as far as they are a run (`runs`), with all that `add` promises:
-        (how many, bytes of their entries). None: the first one is for `add`."""
+        (how many, bytes of their entries). None: the first one is for `add`. `last`: the sink has no more at present,
+        and calls the journals' `send_off`."""
         slab = self._logs.tail
         run = None if slab is None else append_adds(frames, slab, quick_add)
         ledger = None if run is None else self.ledgers.get(run.ledger_id)
@@ -402,8 +400,11 @@ class Storage:
             return None  # I5: no step between check and append, here as in `add`
         start = run.slab.end
         self.contents.extend(ledger, run)
+        journal = self.journal.of(run.ledger_id)
+        # Where polls wait the commit comes at the turn's end, behind the answers to those that this add wakes.
+        held = last and not ledger.waiters and journal.may_hold(sink)
         ledger.raise_lac(run.lac)
-        answers = self.journal.of(run.ledger_id).extend(run.slab, start, run.end, 0, 0).answers_to(sink)
+        answers = journal.extend(run.slab, start, run.end, 0, 0, held=held).answers_to(sink)
         answers.frames += run.answers
         answers.bytes_stored += run.body_bytes
         return len(run.answers), run.body_bytes

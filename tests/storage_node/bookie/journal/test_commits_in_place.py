@@ -9,9 +9,13 @@ from typing import ClassVar, TypeVar
 
 import pytest
 from helpers.bookie.faulty_disk import FaultyDisk
-from helpers.bookie.harness import BookieCluster, WireClient, entry
+from helpers.bookie.harness import KEY, BookieCluster, WireClient, entry
 
 from storage_node.bookie.disk.system_disk import QUICK_CALLS
+from storage_node.bookie.journal.writer import LONE_BATCHES
+from storage_node.bookie.node.bookie import Bookie
+from storage_node.bookie.requests.connections import ServedConnection
+from storage_node.errors import ProtocolError
 from storage_node.protocol.schema import Status
 
 T = TypeVar("T")
@@ -82,8 +86,10 @@ async def test_a_slow_disk_and_an_operator_end_it(cluster: BookieCluster) -> Non
     await append(client, range(QUICK_CALLS + 1, QUICK_CALLS + 5))
     assert disk.in_place == before
     off = CountingDisk()
-    client = await cluster.connect(await cluster.start("b", disk=off, journal_in_place_micros=0))
-    await append(client, range(2 * QUICK_CALLS))
+    bookie = await cluster.start("b", disk=off, journal_in_place_micros=0)
+    client = await cluster.connect(bookie)
+    await append(client, range(2 * (QUICK_CALLS + LONE_BATCHES)))
+    assert not bookie.storage.journal.of(3).may_hold(next(iter(bookie._connections)))
     assert off.in_place == 0
     assert off.limits_s == set(), "the disk was asked though it is switched off"
 
@@ -159,3 +165,104 @@ async def test_a_long_poll_is_answered_before_the_commit_of_what_moved_the_lac(c
     assert disk.in_place == before + 1
     assert disk.queued[-1] == 0
     assert (await poll).status == Status.EOK
+
+
+# ------------------------------------------------------------------------------------ before the turn's end
+
+
+class Straight:
+    """Hands what a client sends to its connection at the node, without a socket in between."""
+
+    def __init__(self, bookie: Bookie, number: int) -> None:
+        self.served: ServedConnection = list(bookie._connections)[number]
+
+    def send(self, *pieces: bytes) -> None:
+        self.served.frame_received(memoryview(b"".join(pieces))[4:])
+
+
+def straight(client: WireClient, bookie: Bookie, number: int) -> ServedConnection:
+    """Let a client send straight to its connection, the node's one of this number, which is returned."""
+    way = Straight(bookie, number)
+    client.link = way  # type: ignore[assignment]
+    return way.served
+
+
+SEEN = max(QUICK_CALLS, LONE_BATCHES) + 1
+"""So many adds of one connection, one at a time, and nothing is likely to come beside the next one."""
+
+
+async def test_an_add_of_the_only_writer_is_committed_by_the_read_that_brings_it(cluster: BookieCluster) -> None:
+    """There and then, with what else the read has brought; its answer follows the sync."""
+    disk = CountingDisk()
+    bookie = await cluster.start(disk=disk)
+    client = await cluster.connect(bookie)
+    await append(client, range(SEEN))
+    link, served = client.link, straight(client, bookie, 0)
+    in_place, synced, commits = disk.in_place, disk.passed, bookie.storage.journal.commits
+    answers = [client.send_add(entry(3, SEEN + number)) for number in range(3)]
+    assert (disk.passed, served.link.queued_bytes) == (synced, 0), "the read may bring more"
+    served.batch_done()
+    assert (disk.in_place, disk.passed, bookie.storage.journal.commits) == (in_place + 1, synced + 1, commits + 1)
+    assert served.link.queued_bytes > 0
+    assert {(await answer).status for answer in answers} == {Status.EOK}
+    client.link = link
+
+
+async def test_adds_of_two_connections_in_one_turn_are_one_commit(cluster: BookieCluster) -> None:
+    """Where more than one has added of late, a batch waits for the turn's end."""
+    disk = CountingDisk()
+    bookie = await cluster.start(disk=disk)
+    first, second = await cluster.connect(bookie), await cluster.connect(bookie)
+    await append(first, range(SEEN))
+    assert await second.add(entry(4, 0)) == Status.EOK
+    links = first.link, second.link
+    connections = straight(first, bookie, 0), straight(second, bookie, 1)
+    in_place, commits = disk.in_place, bookie.storage.journal.commits
+    answers = [first.send_add(entry(3, SEEN)), second.send_add(entry(4, 1))]
+    for served in connections:
+        served.batch_done()
+    assert disk.in_place == in_place
+    assert {(await answer).status for answer in answers} == {Status.EOK}
+    assert (disk.in_place, bookie.storage.journal.commits) == (in_place + 1, commits + 1)
+    first.link, second.link = links
+    await append(first, range(SEEN + 1, SEEN + 3))
+    assert not bookie.storage.journal.of(3).may_hold(connections[0]), "the other may be back"
+    await append(first, range(SEEN + 3, 2 * SEEN + 1))
+    assert bookie.storage.journal.of(3).may_hold(connections[0]), "it is the only one again"
+
+
+async def test_what_was_stored_before_a_wrong_request_of_the_same_read_is_committed(cluster: BookieCluster) -> None:
+    disk = CountingDisk()
+    bookie = await cluster.start(disk=disk)
+    client = await cluster.connect(bookie)
+    await append(client, range(SEEN))
+    link, served = client.link, straight(client, bookie, 0)
+    in_place = disk.in_place
+    assert client.send_add(entry(3, SEEN)) is not None
+    served.frame_received(memoryview(b"\x0a\x06\x08\x03\x10\x02\x18\x07\xaa\x06\x7f"))
+    with pytest.raises(ProtocolError):
+        served.batch_done()
+    assert disk.in_place == in_place + 1
+    client.link = link
+    other = await cluster.connect(bookie)
+    assert (await other.read(3, SEEN)).status == Status.EOK
+
+
+async def test_a_fence_of_the_same_turn_is_committed_with_the_adds_before_it(cluster: BookieCluster) -> None:
+    """What waits for the turn's end takes along what was held: one batch, in order (I5)."""
+    disk = CountingDisk()
+    bookie = await cluster.start(disk=disk)
+    client = await cluster.connect(bookie)
+    assert await client.add(entry(5, 0)) == Status.EOK
+    await append(client, range(SEEN))
+    link, served = client.link, straight(client, bookie, 0)
+    fenced = bookie.storage.fence(3, KEY)
+    assert isinstance(fenced, asyncio.Future)
+    in_place = disk.in_place
+    refused = client.send_add(entry(3, SEEN))
+    stored = client.send_add(entry(5, 1))
+    served.batch_done()
+    assert disk.in_place == in_place
+    assert ((await refused).status, (await stored).status) == (Status.EFENCED, Status.EOK)
+    await fenced
+    client.link = link
