@@ -331,9 +331,9 @@ class Disk(Protocol):
         `journal-1` and so on), `entries` (in order), `reads` (a few at a time), `files` (in order)."""
         ...
 
-    def at_once(self, pool: str, call: Callable[[], T], limit_s: float) -> asyncio.Future[T] | None:
-        """Run a call here, where each of the pool's last ones took no more than `limit_s`. Returns the future, which is
-        done; None: it was not run, and is for `submit`."""
+    def at_once(self, pool: str, call: Callable[[], object], limit_s: float) -> bool:
+        """Run a call here, where each of the pool's last ones took no more than `limit_s`. Returns whether it was run:
+        if not, it is for `submit`. Raises what it raises."""
         ...
 
     def close(self) -> None:

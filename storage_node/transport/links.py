@@ -422,14 +422,12 @@ class TcpLink:
         if wanted != self._reading:
             self._reading = wanted
             if wanted:
-                self._loop.add_reader(self._descriptor, self._readable)
+                # Hundreds may be readable at a time.
+                self._loop.add_reader(self._descriptor, self._network.reads.serve, self.read)
             else:
                 self._loop.remove_reader(self._descriptor)
         if tls is not None and wanted and tls.has_more:
             self._network.reads.join(self.read)  # decrypted already: the socket may never become readable for it
-
-    def _readable(self) -> None:
-        self._network.reads.serve(self.read)  # hundreds may be readable at a time
 
     def read(self) -> None:
         """Take what has arrived, and hand out the frames that it completes."""
@@ -536,9 +534,10 @@ class TcpLink:
                 handler.frame_received(frame)
                 if self._closed:
                     return
-                in_time = now() <= deadline
-                if not in_time:
-                    break
+                if self._left or self._frames.has_more:  # mostly it was the only one
+                    in_time = now() <= deadline
+                    if not in_time:
+                        break
             frame = None  # type: ignore[assignment]  # the last view would keep the chunk from being rewound
             if not (in_time and self._frames.has_more):
                 break

@@ -92,7 +92,8 @@ class ReceiveMemory:
         if not self.limit:
             return
         if held <= SMALL_BYTES:
-            self.ended(sender)
+            if sender in self._begun:
+                self.ended(sender)
             return
         now = asyncio.get_running_loop().time()
         begun = self._begun.get(sender)

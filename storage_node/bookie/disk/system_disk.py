@@ -151,20 +151,14 @@ class _Pool:
         self._calls.put(partial(self._perform, loop, future, call))
         return future
 
-    def at_once(self, call: Callable[[], T], limit_s: float) -> asyncio.Future[T] | None:
+    def at_once(self, call: Callable[[], object], limit_s: float) -> bool:
         times_s = self._times_s
         if len(times_s) < QUICK_CALLS or max(times_s) > limit_s:
-            return None
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+            return False
         began = time.perf_counter()
-        try:
-            result = call()
-        except Exception as error:  # handed on, as a thread's
-            _fail(future, error)
-        else:
-            _succeed(future, result)
+        call()
         times_s.append(time.perf_counter() - began)
-        return future
+        return True
 
     def close(self) -> None:
         """Let the threads end after what is queued, and wait for them."""
@@ -327,10 +321,10 @@ class SystemDisk:
             self._pools[pool] = _Pool(pool, THREADS[pool.partition("-")[0]])
         return self._pools[pool].submit(call)
 
-    def at_once(self, pool: str, call: Callable[[], T], limit_s: float) -> asyncio.Future[T] | None:
-        """Run the call here, where each of the pool's last calls took no more than `limit_s`; None: not here."""
+    def at_once(self, pool: str, call: Callable[[], object], limit_s: float) -> bool:
+        """Run the call here, where each of the pool's last calls took no more than `limit_s`; False: not here."""
         known = self._pools.get(pool)
-        return None if known is None else known.at_once(call, limit_s)
+        return known is not None and known.at_once(call, limit_s)
 
     def close(self) -> None:
         """Finish what was submitted and end the threads; a later `submit` starts them again."""

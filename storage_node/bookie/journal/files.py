@@ -31,6 +31,7 @@ import hashlib
 import logging
 from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 from metadata.foundation.errors import check
 from storage_node.bookie.disk.records import BLOCK, aligned_memory
@@ -67,9 +68,8 @@ def node_tag(bookie_id: str, instance_id: str | None) -> bytes:
     return hashlib.sha256(f"{instance_id}\n{bookie_id}".encode()).digest()[:8]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchHeader:
-    """Which records does a batch hold, and where in its file is it (`offset`)?"""
+class BatchHeader(NamedTuple):
+    """Which records does a batch hold, and where in its file is it (`offset`)? A tuple: one is made for each commit."""
 
     offset: int
     generation: int

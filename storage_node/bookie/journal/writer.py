@@ -325,12 +325,15 @@ class Journal:
             # What comes meanwhile waits in its sockets, and makes the next batch.
             try:
                 done = self._disk.at_once(self._pool, write, self._in_place_s)
+            except Exception as error:  # the write's, or the sync's
+                self._settle(batch, slot, error)
+                return
             except BaseException as error:  # an interrupt within it: nobody knows what is on disk
                 # As after a failed sync: nothing follows a batch that may be torn (I1).
                 self._fail(BookieFailedError(f"a commit was interrupted: {error!r}"))
                 raise
-            if done is not None:
-                self._settle(batch, slot, done)
+            if done:
+                self._settle(batch, slot, None)
                 return
         future = self._disk.submit(self._pool, write)
         self._calls.add(future)
@@ -391,14 +394,13 @@ class Journal:
     def _landed(self, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
         """Acknowledge a batch that is synced, then send off what has gathered."""
         self._calls.discard(future)
-        self._settle(batch, slot, future)
+        self._settle(batch, slot, future.exception())
         if self.error is None:
             self._kick()
 
-    def _settle(self, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
+    def _settle(self, batch: Batch, slot: memoryview, error: BaseException | None) -> None:
         """Acknowledge a batch that is synced, and its followers, if all before it are durable too."""
         self._slots.append(slot)
-        error = future.exception()
         if error is not None:
             self._fail(error)
             return

@@ -125,7 +125,7 @@ class Bookie:
             answer_bytes=settings.response_memory_limit,
             waiting_bytes=settings.request_memory_limit,
         )
-        self._admission = Admission(self._seconds)
+        self._admission = Admission(self.clock.elapsed_s)
         self._unproved = Unproved(self._security.handshake_s)
         self._serving = False
         self._stopped = False
@@ -198,10 +198,6 @@ class Bookie:
     def max_batch_read_bytes(self) -> int:
         """Most bytes of the answer to a batch read; its first entry may be larger."""
         return min(self.settings.max_batch_read_size, self.settings.netty_max_frame_size_bytes)
-
-    @staticmethod
-    def _seconds() -> float:
-        return asyncio.get_running_loop().time()
 
     def disk_space(self) -> tuple[int, int]:
         """Return (total, free) bytes of the ledger disks together, looked up now."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from struct import Struct
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from metadata.foundation import compiled
 from storage_node.bookie.disk.records import ALIGN, ENTRY, HEADER_BYTES, SUMMED, SUMMED_BYTES, Slab
@@ -32,9 +31,9 @@ QuickAdd: TypeAlias = Callable[[memoryview], "tuple[bytes, bytes, memoryview] | 
 """Returns the answer that acknowledges an ordinary add, its key, its body; None for anything else."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRun:
-    """Which entries lie behind each other in a slab, and what is answered when they are durable?"""
+class StoredRun(NamedTuple):
+    """Which entries lie behind each other in a slab, and what is answered when they are durable? A tuple: one is made
+    for each read."""
 
     slab: Slab
     end: int

@@ -406,8 +406,9 @@ class Storage:
         ledger.raise_lac(run.lac)
         answers = journal.extend(run.slab, start, run.end, 0, 0, held=held).answers_to(sink)
         answers.frames += run.answers
-        answers.bytes_stored += run.body_bytes
-        return len(run.answers), run.body_bytes
+        size = run.body_bytes
+        answers.bytes_stored += size
+        return len(run.answers), size
 
     def _append_fact(self, kind: int, ledger: Ledger, body: Buffer) -> None:
         """Put a record about a ledger into memory, log and journal, whatever the memory's limit."""

@@ -167,8 +167,8 @@ class CrashDisk:
         loop.call_soon(perform)
         return future
 
-    def at_once(self, pool: str, call: Callable[[], T], limit_s: float) -> asyncio.Future[T] | None:
-        return None
+    def at_once(self, pool: str, call: Callable[[], object], limit_s: float) -> bool:
+        return False
 
     def close(self) -> None:
         pass

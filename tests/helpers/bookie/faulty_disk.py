@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.edge import DiskFile
 from storage_node.protocol.frames import Buffer
-
-T = TypeVar("T")
 
 
 class ForwardingFile:
@@ -93,8 +89,8 @@ class FaultyDisk(SystemDisk):
                 self.hits.append((call, path))
                 raise OSError(number, "injected", path)
 
-    def at_once(self, pool: str, call: Callable[[], T], limit_s: float) -> asyncio.Future[T] | None:
-        return super().at_once(pool, call, limit_s) if self.gate is None else None  # at the gate the loop would wait
+    def at_once(self, pool: str, call: Callable[[], object], limit_s: float) -> bool:
+        return self.gate is None and super().at_once(pool, call, limit_s)  # at the gate the loop would wait
 
     def open(self, path: str, *, create: bool = False, direct: bool = False) -> DiskFile:
         if create:

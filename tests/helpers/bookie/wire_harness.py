@@ -122,8 +122,8 @@ class HeldDisk(SystemDisk):
         self.waiting.append(go)
         return held
 
-    def at_once(self, pool: str, call: Callable[[], T], limit_s: float) -> asyncio.Future[T] | None:
-        return None  # it could not be held up
+    def at_once(self, pool: str, call: Callable[[], object], limit_s: float) -> bool:
+        return False  # it could not be held up
 
     def release(self) -> None:
         """Let everything go, from now on too."""

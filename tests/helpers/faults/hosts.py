@@ -127,7 +127,7 @@ class FaultyDisk(SystemDisk):
     def submit(self, pool: str, call: Callable[[], T]) -> asyncio.Future[T]:
         return super().submit(pool, self._slowly(call) if pool in self.slow_pools else call)
 
-    def at_once(self, pool: str, call: Callable[[], T], limit_s: float) -> asyncio.Future[T] | None:
+    def at_once(self, pool: str, call: Callable[[], object], limit_s: float) -> bool:
         return super().at_once(pool, self._slowly(call) if pool in self.slow_pools else call, limit_s)
 
     def _slowly(self, call: Callable[[], T]) -> Callable[[], T]:
