@@ -63,8 +63,8 @@ logger = logging.getLogger(__name__)
 
 SLOTS = 2
 LONE_BATCHES = 16
-"""So many batches in a row must have been of one connection's adds before a batch of it is sent off without a look at
-what else has come."""
+"""So many batches in a row must have been of one connection's adds, and made in place, before a batch of it is sent
+off without a look at what else has come."""
 
 
 class JournalSupervisor(Protocol):
@@ -335,6 +335,7 @@ class Journal:
             if done:
                 self._settle(batch, slot, None)
                 return
+        self._lone_batches = 0  # while threads commit, a batch gathers until the turn's end
         future = self._disk.submit(self._pool, write)
         self._calls.add(future)
         landed = partial(self._wrote, file) if batch.early else self._landed

@@ -157,7 +157,7 @@ async def test_a_long_poll_is_answered_before_the_commit_of_what_moved_the_lac(c
     disk = Looking()
     bookie = await cluster.start(disk=disk)
     writer, reader = await cluster.connect(bookie), await cluster.connect(bookie)
-    last = QUICK_CALLS
+    last = SEEN
     await append(writer, range(last + 1))
     poll = reader.send_poll(3, last - 1, 60_000)
     await reader.read_lac(3)  # behind it: the poll waits
@@ -189,7 +189,7 @@ def straight(client: WireClient, bookie: Bookie, number: int) -> ServedConnectio
     return way.served
 
 
-SEEN = max(QUICK_CALLS, LONE_BATCHES) + 1
+SEEN = QUICK_CALLS + LONE_BATCHES + 2
 """So many adds of one connection, one at a time, and nothing is likely to come beside the next one."""
 
 
