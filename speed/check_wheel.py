@@ -32,6 +32,15 @@ class Made:
 
 
 FIELDS = [vars(Made)[name] for name in ("shared", "payload", "position", "txid")]
+ENTRY = struct.pack(">qqqq", 5, 10, -1, 3) + b"abc"
+ADD = bytes.fromhex("0a06080310021846aa063f0805100a1a14") + b"k" * 20 + b"\x22\x23" + ENTRY
+"""A storage node's request number 70: this entry of ledger 5, with a key of 20 bytes."""
+ADDED = bytes.fromhex("000000130a060803100218461000aa060608001005180a")
+WRITES = [
+    bytes.fromhex("010200000000000000000007000000000000000000036c6f6700000001000000056669727374"),
+    bytes.fromhex("010200000000000000000008000000000000000000036c6f67000000010000000132"),
+]
+"""A proxy's requests number 7 and 8: one record each into the stream "log"."""
 
 
 def kinds(data: bytes) -> list[object]:
@@ -102,6 +111,24 @@ def check_requests() -> None:
             raise AssertionError(found)
 
 
+def check_runs() -> None:
+    """Store an add behind another's place, and take two writes by columns."""
+    for one in kinds(ADD):
+        region = bytearray(4096)
+        found = core.append_adds([one], region, 2)
+        key, places, sizes = b"k" * 20, array("I", [2]).tobytes(), array("I", [67]).tobytes()
+        if found != (96, 5, 10, -1, key, [ADDED], places, sizes) or region[32:67] != ENTRY or any(region[67:]):
+            raise AssertionError((found, region[:96]))
+        if core.append_adds([one], bytearray(95), 2) is not None:
+            raise AssertionError(type(one))
+    for first, second in zip(kinds(WRITES[0]), kinds(WRITES[1]), strict=True):
+        found = core.take_writes([first, second, ADD], 0, 100)
+        if found != (b"log", [7, 8], [b"first", b"2"], 6, True):
+            raise AssertionError(found)
+        if core.take_writes([first, ADD], 0, 100) is not None:
+            raise AssertionError(type(first))
+
+
 def crc32c(data: bytes) -> int:
     """Return CRC-32C, bit by bit."""
     value = 0xFFFF_FFFF
@@ -114,14 +141,13 @@ def crc32c(data: bytes) -> int:
 
 def main() -> int:
     """Check here and in a child."""
-    check_records()
-    check_digests()
-    check_requests()
+    checks = check_records, check_digests, check_requests, check_runs
+    for check in checks:
+        check()
     child = os.fork()
     if not child:
-        check_records()
-        check_digests()
-        check_requests()
+        for check in checks:
+            check()
         os._exit(0)
     if os.waitpid(child, 0)[1]:
         return 1
