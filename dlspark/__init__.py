@@ -104,6 +104,8 @@ def __getattr__(name: str) -> object:
     if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(place)
+    if name == "AsyncNamespace":
+        importlib.import_module("dlspark.core.log")  # what it opens: a running loop would stand still for that
     value = module if name == "errors" else getattr(module, name)
     globals()[name] = value
     return value

@@ -42,6 +42,7 @@ Python: a query with `timestamp < TIMESTAMP'+10000-01-01'` ended there with a tr
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
@@ -231,10 +232,8 @@ def load_shared() -> None:
     """Load what workers share (in the daemon, before it forks any), out of the collector's sight. What cannot be loaded
     is for the worker that needs it to say: the daemon serves others as well."""
     for name in SHARED:
-        try:
+        with contextlib.suppress(Exception):
             importlib.import_module(name)
-        except Exception:
-            break
     gc.collect()
     gc.freeze()  # and workers do not copy the memory of these objects only because a collection looks at them
 

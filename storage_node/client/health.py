@@ -6,9 +6,9 @@ bookie is excluded for good, and a success clears what was held against it.
 *Answer times.* Each read's time goes into a moving average of its bookie. A bookie that is clearly slower than the
 fastest one, for more than a moment, lags, and is asked after those that do not; it stops lagging only when it is nearly
 as fast again, so that the order does not flap. Bookies that are about equally fast are never sorted: their reads stay
-spread by the striping. Nor does one lag because more is asked of it: a read waits for those before it, and to leave a
-bookie out makes the others' lines longer, so that in the end one alone would be asked. A lagging bookie is asked less,
-so what is known of it grows old: after a while it is forgotten, and tried anew.
+spread by the striping. Nor does one lag because it is asked in place of others that do: a read waits for those before
+it, and to leave a bookie out makes the others' lines longer, so that in the end one alone would be asked. A lagging
+bookie is asked less, so what is known of it grows old: after a while it is forgotten, and tried anew.
 
 *Regions.* Where the client's own region is known, `nearness` decides the order, by the `standing` of each bookie.
 
@@ -70,6 +70,8 @@ LAG_FACTOR, LAG_S = 3.0, 0.005
 """A bookie lags when its average is above the fastest one's by both this factor and this difference."""
 LATE_IN_A_ROW = 3
 """So often in a row: a moment in which a bookie stands still delays all that was asked of it, and is over then."""
+MORE_FACTOR = 1.8
+"""While others lag, one that answers so many times the mean of all is asked in their place."""
 LEVEL_FACTOR, LEVEL_S = 1.5, 0.002
 """It stops lagging when its average is within either of these."""
 LAG_MEMORY_S = 10.0
@@ -92,16 +94,16 @@ class Timer(Protocol):
 class _Pace:
     """How fast one bookie answers reads."""
 
-    __slots__ = ("average_s", "heard", "late", "samples", "share_s")
+    __slots__ = ("average_s", "heard", "late", "samples", "seen")
 
-    def __init__(self, average_s: float, share_s: float, now: float) -> None:
+    def __init__(self, average_s: float, now: float) -> None:
         self.average_s = average_s
-        self.share_s = share_s
-        """The average of a read's time over the reads that were under way when it was asked, itself included."""
         self.heard = now
         self.samples = 1
         self.late = 0
         """So often in a row it was clearly slower than the fastest one."""
+        self.seen = 0
+        """Answers of all bookies when it was compared last."""
 
 
 class BookieHealth:
@@ -116,6 +118,8 @@ class BookieHealth:
         self._failures: dict[str, int] = {}  # since its last answer
         self._slow: dict[str, float] = {}
         self._paces: dict[str, _Pace] = {}
+        self._answers = 0
+        """Of all bookies, those whose time was taken."""
         self._lagging: dict[str, float] = {}
         self._read_only: dict[str, float] = {}
         self._absent: dict[str, float] = {}
@@ -135,22 +139,20 @@ class BookieHealth:
         if self.on_trouble is not None:
             self.on_trouble()
 
-    def answered(self, bookie: str, asked: float | None = None, under_way: int = 1) -> None:
-        """Note that the bookie did what it was asked to. `asked` is the time at which it was asked for one entry, as
-        one of so many reads of this client that it had `under_way` then."""
+    def answered(self, bookie: str, asked: float | None = None) -> None:
+        """Note that the bookie did what it was asked to; `asked` is the time at which it was asked for one entry."""
         if self._failed:
             self._failed.pop(bookie, None)
             self._failures.pop(bookie, None)
         if asked is None:
             return
         now = self._loop.time()
-        took_s = now - asked
+        self._answers += 1
         pace = self._paces.get(bookie)
         if pace is None:
-            self._paces[bookie] = _Pace(took_s, took_s / under_way, now)
+            self._paces[bookie] = _Pace(now - asked, now)
             return
-        pace.average_s += (took_s - pace.average_s) * AVERAGE_WEIGHT
-        pace.share_s += (took_s / under_way - pace.share_s) * AVERAGE_WEIGHT
+        pace.average_s += (now - asked - pace.average_s) * AVERAGE_WEIGHT
         pace.samples += 1
         pace.heard = now
         if pace.samples % JUDGE_EVERY == 0:
@@ -170,11 +172,13 @@ class BookieHealth:
 
     def _judge(self, bookie: str, pace: _Pace) -> None:
         now = pace.heard
-        recent = [p for p in self._paces.values() if now - p.heard < LAG_MEMORY_S]
-        fastest = min(p.average_s for p in recent)
+        recent = [p.average_s for p in self._paces.values() if now - p.heard < LAG_MEMORY_S]
+        fastest = min(recent)
+        all_answers, pace.seen = self._answers - pace.seen, self._answers
         if bookie not in self._lagging:
             late = pace.average_s > fastest * LAG_FACTOR and pace.average_s - fastest > LAG_S
-            late = late and pace.share_s > min(p.share_s for p in recent) * LAG_FACTOR
+            if late and JUDGE_EVERY * len(recent) > MORE_FACTOR * all_answers:
+                late = not any(now - when < LAG_MEMORY_S for when in self._lagging.values())
             pace.late = pace.late + 1 if late else 0
             if pace.late >= LATE_IN_A_ROW:
                 self._lagging[bookie] = now

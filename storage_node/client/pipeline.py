@@ -67,7 +67,6 @@ logger = logging.getLogger(__name__)
 
 JOIN_BELOW_BYTES = 16 * 1024
 """Entries below this are joined once, in runs, instead of travelling in pieces to every replica."""
-
 RUN_BYTES = 256 * 1024
 """A run with so much payload is sent at once: a turn of the loop may add any number of entries."""
 RUN_ENTRIES = 1024
@@ -582,10 +581,11 @@ class AddPipeline:
 
     async def stop(self) -> None:
         """End what runs in the background. The machine must have ended before."""
-        self._pool.sweeper.leave(self._retry_vacancies)
-        self._pool.sweeper.leave(self._send_kept)
-        self._pool.sweeper.leave(self._watch_quorums)
+        for look in (self._retry_vacancies, self._send_kept, self._watch_quorums):
+            self._pool.sweeper.leave(look)
         self._lose_patience()
+        self._pool.adds_under_way -= len(self._entries)  # of a recovery that is cut short: nobody waits for them
+        self._entries.clear()
         await self._tasks.stop()
 
     # ------------------------------------------------------------------------------------ for subclasses

@@ -132,7 +132,8 @@ class ReadAhead:
         """Return how many entries may be on their way."""
         room = self.window.entries
         if not self._seen:  # a mean says little of the first ones, of which perhaps no more are wanted
-            room = min(room, 2 * FIRST_BATCH if batches or average else FIRST_SINGLES)
+            large = average > self.window.largest_in_batch  # nothing but a batch bounds small ones, by their bytes
+            room = min(room, 2 * FIRST_BATCH if batches or large else FIRST_SINGLES)
         return min(room, self.window.bytes // average) if average else room
 
     def _top_up(self, last: int) -> None:

@@ -151,18 +151,15 @@ class EntryFetcher:
         fetch.asked.append((bookie, txn_id))
         asked = self._loop.time()
         connection = pool.to(bookie, self._ledger_id)
-        under_way = connection.pending + 1
         connection.request(
             txn_id,
             Operation.READ,
             encode_read_request(txn_id, self._ledger_id, fetch.entry_id),
             self._settings.read_entry_timeout_ms,
-            lambda answer: self._answered(fetch, index, asked, under_way, answer, connection),
+            lambda answer: self._answered(fetch, index, asked, answer, connection),
         )
 
-    def _answered(
-        self, fetch: _Fetch, index: int, asked: float, under_way: int, answer: Answer, connection: Connection
-    ) -> None:
+    def _answered(self, fetch: _Fetch, index: int, asked: float, answer: Answer, connection: Connection) -> None:
         bookie = fetch.bookies[index]
         if self._nearness.known and isinstance(answer, ReadResponse):
             now = self._loop.time()
@@ -172,7 +169,7 @@ class EntryFetcher:
             return
         entry = self._verified(fetch.entry_id, bookie, answer)
         if isinstance(entry, Entry):
-            self._pool.health.answered(bookie, asked, under_way)
+            self._pool.health.answered(bookie, asked)
             if fetch.machine.succeeded():
                 self._lost(fetch.hedged, bookie)
                 if self._sticky is not None:

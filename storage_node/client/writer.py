@@ -121,8 +121,8 @@ class LedgerWriter(AddPipeline):
     def add(self, *payload: Buffer) -> asyncio.Future[int]:
         """Append one entry: the buffers one after the other, which must not be changed before the future is done.
 
-        They are read when this turn of the loop ends, and again where the entry is sent again: one that has another
-        size by then, or was released, ends this writer.
+        They are read at once or when this turn of the loop ends, and again where the entry is sent again: one that has
+        another size by then, or was released, ends this writer.
 
         The entry id is assigned at once (`last_add_pushed`). The future resolves to it, in entry order, when an ack
         quorum has the entry on disk; it fails where that will not happen, or is not known. Raises EntryTooLargeError,

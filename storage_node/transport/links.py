@@ -260,8 +260,10 @@ class TcpLink:
         """Send frames within this call, unless others are about to leave. Another call of the loop's would cost it one
         more look at its sockets, which the frames would wait for."""
         scheduled, self._flush_scheduled = self._flush_scheduled, True  # `send` need not ask for it
-        self.send(*buffers)
-        self._flush_scheduled = scheduled
+        try:
+            self.send(*buffers)
+        finally:
+            self._flush_scheduled = scheduled
         if not (scheduled or self._in_batch or self._writing):
             self.flush()
 

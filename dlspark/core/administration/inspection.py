@@ -31,7 +31,7 @@ from typing import Final
 from dlspark.core.administration.finding_kinds import FindingKind
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_TXID, LogRecord
-from dlspark.core.display.status import lock_owner
+from dlspark.core.lock_owners import lock_owner
 from dlspark.core.reading.segment_ledger import is_same
 from dlspark.core.reading.segments import SegmentReader, is_truncated
 from dlspark.core.services import Services

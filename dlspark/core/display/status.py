@@ -19,18 +19,17 @@ from dlspark.core.codec.dlsn import DLSN, DLSNRange
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.core.display.picture import MAX_DRAWN, Unit, description, image, rows, svg
 from dlspark.core.lifecycle.owned_segments import truncation_point
+from dlspark.core.lock_owners import lock_owner
 from dlspark.core.markup import Printed, escaped, failure, folded, heading, printable, table
 from dlspark.core.reading.segments import first_active
 from dlspark.core.runtime import Runtime
 from dlspark.core.services import Services
-from metadata.distributedlog.lock_members import LockId, parse_member, sequence_of
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segment_changes import SegmentChanges
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError, NotAppliedError
 from metadata.foundation.plurals import counted
 from metadata.foundation.times import short_time
-from metadata.retry import repeat
 
 MAX_LOGS: Final = 50
 """Logs of a namespace that its overview looks at."""
@@ -241,30 +240,6 @@ async def log_status(services: Services, name: str) -> LogStatus:
         owner=owner,
         deleted_ledgers=tuple(noted),
     )
-
-
-async def lock_owner(services: Services, path: str) -> str | None:
-    """Return the client id of the holder of the lock at `path`; None if it is free or does not exist."""
-    holder = await lock_holder(services, path)
-    return holder.client_id if holder is not None else None
-
-
-async def lock_holder(services: Services, path: str) -> LockId | None:
-    """Return the holder of the lock at `path`, with its session; None if it is free or does not exist."""
-    try:
-        names, _ = await repeat(services.store, lambda: services.store.children(path))
-    except NoNodeError:
-        return None
-    for name in sorted(names, key=sequence_of):
-        known = parse_member(name)
-        if known is not None:
-            return known
-        try:
-            data, stat = await repeat(services.store, lambda name=name: services.store.get(f"{path}/{name}"))  # type: ignore[misc]
-        except NoNodeError:
-            continue  # gone since it was listed
-        return LockId(data.decode("utf-8", "replace"), stat.ephemeral_owner)
-    return None
 
 
 async def log_picture(services: Services, name: str, by: Unit, mark: DLSNRange | None) -> LogPicture:

@@ -200,13 +200,19 @@ class CallsOfHosts(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gRPC ha
         # Read by the call's own task, which a timer cuts off. A task that is waited for with a time-out would cost as
         # much as all else that is done here for a call.
         reading, late = present(asyncio.current_task(), "a call is handled by no task"), False
+        loop = asyncio.get_running_loop()
+        limit: asyncio.Handle
+
+        def time_is_up() -> None:
+            nonlocal limit
+            limit = loop.call_soon(cut_off)  # behind a message that came in this turn: the loop may have stood still
 
         def cut_off() -> None:
             nonlocal late
             late = True
             reading.cancel()
 
-        limit = asyncio.get_running_loop().call_later(self._limits.message_ms / 1000, cut_off)
+        limit = loop.call_later(self._limits.message_ms / 1000, time_is_up)
         try:
             message = await context.read()
         except asyncio.CancelledError:

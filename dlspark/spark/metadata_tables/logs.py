@@ -16,7 +16,8 @@ from typing import Final, TypeAlias, TypeVar
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
-from dlspark.core.display.status import LogStatus, lock_owner, log_status
+from dlspark.core.display.status import LogStatus, log_status
+from dlspark.core.lock_owners import lock_owner
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reading.segments import first_active, is_truncated
 from dlspark.core.reading.subscriptions import Subscriptions

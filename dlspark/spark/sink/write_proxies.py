@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
+from dlspark.core.lock_owners import lock_owner
 from dlspark.core.services import Services
 from metadata.distributedlog.permissions import RequestDeniedError
 from metadata.foundation.errors import DistributedLogError
@@ -83,8 +84,6 @@ class WriteProxies:
 
     async def own(self, services: Services, log: str) -> bool:
         """Return whether one of them owns the log now."""
-        from dlspark.core.display.status import lock_owner
-
         owner = await lock_owner(services, services.logs.paths(log).lock)
         return owner is not None and await self.are(services, owner)
 

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -165,8 +166,9 @@ class Journal:
         self._kick_scheduled = False
         self._held = False
         """The open batch is not sent off at this turn's end, but by `send_off` before that."""
-        self._lone: AnswerSink | None = None
-        """The only one that the last batches had answers for: `_lone_batches` in a row, besides the first."""
+        self._lone: Callable[[], AnswerSink | None] = _nobody
+        """The only one that the last batches had answers for, if it still lives: `_lone_batches` in a row, besides the
+        first."""
         self._lone_batches = 0
         self._preparing: asyncio.Future[None] | None = None
         self._opening: asyncio.Future[JournalFile] | None = None
@@ -203,7 +205,7 @@ class Journal:
     def may_hold(self, sink: AnswerSink) -> bool:
         """Return whether nothing but this sink's adds is likely to come in a turn of the loop: its batches need not
         wait for the turn's end, which costs one append at a time as much as the commit's own Python."""
-        return self._lone is sink and self._lone_batches >= LONE_BATCHES and self._in_place_s > 0
+        return self._lone() is sink and self._lone_batches >= LONE_BATCHES and self._in_place_s > 0
 
     def send_off(self) -> None:
         """Send off what was held; at the turn's end, if something else has come that waits for that."""
@@ -280,7 +282,7 @@ class Journal:
         if batch is None:
             return
         self._open = None
-        under_load = self._once_always or bool(self._flying)
+        under_load = self._once_always or bool(self._flying or self._waiting)
         batch.close(self._once_from if under_load and self._logs.takes_places(batch.slab) else 0)
         self._waiting.append(batch)
         if (batch.placed or not batch.copied) and not batch.slab.sealed:
@@ -311,10 +313,7 @@ class Journal:
         batch.offset = self._offset
         self._offset += batch.total
         self._flying.append(batch)
-        if len(batch.answers) == 1 and self._lone in batch.answers:
-            self._lone_batches += 1
-        else:
-            self._lone, self._lone_batches = next(iter(batch.answers), None), 0
+        self._note_sinks(batch)
         file = self._file
         slot = self._slots.pop()
         if batch.placed:
@@ -340,6 +339,14 @@ class Journal:
         self._calls.add(future)
         landed = partial(self._wrote, file) if batch.early else self._landed
         future.add_done_callback(partial(landed, batch, slot))
+
+    def _note_sinks(self, batch: Batch) -> None:
+        """Count how many batches in a row had answers for one sink alone, and the same."""
+        first = next(iter(batch.answers), None)
+        if first is not None and len(batch.answers) == 1 and self._lone() is first:
+            self._lone_batches += 1
+        else:
+            self._lone, self._lone_batches = _nobody if first is None else weakref.ref(first), 0
 
     def _launch_placed(self, file: JournalFile, batch: Batch, slot: memoryview) -> None:
         """Send off a batch that is written once: its records to their log, their place to the journal, in any order."""
@@ -564,6 +571,9 @@ def _write_batch(file: JournalFile, batch: Batch, slot: memoryview, sync: bool) 
         file.file.write_at(batch.offset, [slot[:BLOCK], slab[down(batch.start) : up(batch.end)]])
     if sync:
         file.file.sync_data()
+
+
+def _nobody() -> None: ...
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ from helpers.waiting import until
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.serving.bindings.grpc_calls import GrpcCalls
-from dlspark.serving.bindings.grpc_server import GrpcServer, client_options, server_options
+from dlspark.serving.bindings.grpc_server import CallsOfHosts, GrpcServer, client_options, server_options
 from dlspark.serving.bindings.service import GrpcLimits
 from dlspark.serving.process.membership import ProxyEndpoint, proxy_member
 from dlspark.serving.process.peers import ProxyDirectory
@@ -787,3 +789,27 @@ async def test_answers_that_are_the_service_s_own_are_passed_on():
         repeated = await it.client.call("Write", write())
         assert repeated.repetition  # type: ignore[attr-defined]
         assert not repeated.HasField("dlsn")  # type: ignore[attr-defined]
+
+
+async def test_a_message_that_came_in_time_is_taken_although_the_loop_stood_still():
+    """Its arrival and the end of its time are then found in one turn of the loop."""
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    read: asyncio.Future[str] = loop.create_future()
+
+    class CallOfAStub:
+        async def read(self):
+            return await read
+
+    def arrived():
+        loop.remove_reader(ours)
+        read.set_result("the message")
+
+    loop.add_reader(ours, arrived)
+    reading = asyncio.ensure_future(CallsOfHosts(GrpcLimits(message_ms=20))._message(CallOfAStub()))
+    await asyncio.sleep(0)
+    theirs.send(b"!")
+    time.sleep(0.1)  # noqa: ASYNC251  # the loop stands still
+    assert await reading == "the message"
+    for end in (ours, theirs):
+        end.close()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from helpers.twins import running_on
 from helpers.virtual_time import virtual_time
+from helpers.waiting import until
 from helpers.worlds.model_cluster import ModelCluster, ModelLink, write
 
 from metadata.bookkeeper.ledger_metadata import DigestType
@@ -572,3 +573,23 @@ async def test_what_was_decided_before_a_writer_ended_is_not_carried_out() -> No
         for future in (kept, lost):
             with pytest.raises(InvariantViolation, match="an entry cannot be packaged"):
                 await asyncio.wait_for(future, 600)
+
+
+@virtual_time
+async def test_a_recovery_that_is_cut_short_leaves_no_adds_under_way() -> None:
+    """They would keep every later add of this client to the end of its turn."""
+    async with ModelCluster(3) as cluster:
+        writer = await cluster.client().create()
+        await write(writer, 20)
+        client = cluster.client()
+        pool = client._use().pool
+        opening = asyncio.ensure_future(client.open(writer.ledger_id, recover=True))
+        await until(lambda: pool.adds_under_way > 0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert pool.adds_under_way == 0
+        other = await client.create()
+        for _ in range(LONE_ADDS + 1):
+            await other.add(b"alone")
+        assert (pool.adds_under_way, pool.lone_adds) == (0, LONE_ADDS)

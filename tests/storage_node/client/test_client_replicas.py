@@ -309,17 +309,35 @@ def test_the_order_does_not_flap_between_bookies_of_similar_speed() -> None:
     assert ranks == {(GOOD, GOOD)}
 
 
-def test_a_bookie_of_which_more_is_asked_does_not_lag_for_that() -> None:
+def test_a_bookie_that_is_asked_in_place_of_others_that_lag_does_not_lag_for_that() -> None:
     health = BookieHealth(clock := Clock(), 60_000)
     for _ in range(80):
         clock.now += 0.01
-        health.answered("a", clock.now - 0.002, 2)
-        health.answered("b", clock.now - 0.020, 20)
-    assert (health.rank("a"), health.rank("b")) == (GOOD, GOOD)
+        health.answered("a", clock.now - 0.002)
+        health.answered("b", clock.now - 0.002)
+        health.answered("c", clock.now - 0.020)
+    assert [health.rank(one) for one in "abc"] == [GOOD, GOOD, LAGGING]
+    for n in range(400):
+        clock.now += 0.01
+        health.answered("a", clock.now - 0.020)
+        if n % 8 == 0:
+            health.answered("b", clock.now - 0.002)
+    assert [health.rank(one) for one in "abc"] == [GOOD, GOOD, LAGGING], "its line is long because c is left out"
     for _ in range(80):
         clock.now += 0.01
-        health.answered("a", clock.now - 0.002, 2)
-        health.answered("b", clock.now - 0.020, 2)
+        health.answered("a", clock.now - 0.020)
+        health.answered("b", clock.now - 0.002)
+    assert [health.rank(one) for one in "abc"] == [LAGGING, GOOD, LAGGING]
+
+
+@pytest.mark.parametrize("under_way", [1, 8, 64])
+def test_a_slow_bookie_lags_however_many_reads_it_has_under_way(under_way: int) -> None:
+    """Where all are asked equally often the slow one has more under way: that is no excuse."""
+    health = BookieHealth(clock := Clock(), 60_000)
+    for _ in range(40 * under_way):
+        clock.now += 0.05 / under_way
+        health.answered("a", clock.now - 0.002)
+        health.answered("b", clock.now - 0.050)
     assert (health.rank("a"), health.rank("b")) == (GOOD, LAGGING)
 
 
@@ -327,8 +345,8 @@ def test_a_bookie_that_stands_still_for_a_moment_does_not_lag() -> None:
     health = BookieHealth(clock := Clock(), 60_000)
     for n in range(200):
         clock.now += 0.01
-        health.answered("a", clock.now - 0.002, 10)
-        health.answered("b", clock.now - (0.050 if n % 50 > 40 else 0.002), 10)
+        health.answered("a", clock.now - 0.002)
+        health.answered("b", clock.now - (0.050 if n % 50 > 40 else 0.002))
         assert (health.rank("a"), health.rank("b")) == (GOOD, GOOD)
 
 

@@ -33,7 +33,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from dlspark.core.display.status import lock_holder
+from dlspark.core.lock_owners import lock_holder
 from dlspark.spark.errors import LogBusyError
 from dlspark.spark.sink.append.appender import DEADLINE_S, AppendedLog, BatchToAppend
 from dlspark.spark.sink.append.marks import AppendTools
