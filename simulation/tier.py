@@ -174,10 +174,10 @@ class WatchedDoor(ServiceDoor):
         """See `ProxyService`."""
 
         def answered(answer: Answer) -> None:
-            self._checkers.answered(self._process, caller, request, answer)
+            self._checkers.answered(self._process, caller, request, number, answer)
             reply(answer)
 
-        self._checkers.asked(self._process, caller, request)
+        number = self._checkers.asked(self._process, caller, request)
         super().submit(request, caller, answered)
 
 

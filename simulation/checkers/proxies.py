@@ -24,7 +24,7 @@ its first, and how long the record waited that came soonest behind the last one.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
@@ -111,9 +111,9 @@ class ProxyCheckers:
         self._succeeded: dict[tuple[str, Process], float] = {}
         """When a log had its first acknowledgement from another process than this owner."""
         self._numbers = count()
-        self._open: defaultdict[tuple[Process, object, str, ProducerStamp], deque[int]] = defaultdict(deque)
-        """Producers' requests that proxies have not answered, by process and caller: in which order they came. One that
-        was given up and came again is there twice; what came first is answered first."""
+        self._open: defaultdict[tuple[Process, object, str, ProducerStamp], set[int]] = defaultdict(set)
+        """Producers' requests that proxies have not answered, by process and caller: their numbers, in the order in
+        which they came. One that was given up and came again is there twice."""
         self._stamps: dict[bytes, set[ProducerStamp]] = {}
         """By payload, the numbers under which proxies were asked to write it."""
         self.replaced: set[Process] = set()
@@ -137,20 +137,22 @@ class ProxyCheckers:
         key = (segment.ledger_id, dlsn.entry_id) if segment is not None else (-1, -1)
         return self._heard.get(key, self._world.loop.time())
 
-    def asked(self, process: Process, caller: object, request: Request) -> None:
-        """Note that a request comes to a proxy's service, which has answered others of this caller or not."""
+    def asked(self, process: Process, caller: object, request: Request) -> int:
+        """Note that a request comes to a proxy's service, which has answered others of this caller or not. Returns its
+        number, for `answered`."""
+        number = next(self._numbers)
         if isinstance(request, WriteRecords) and request.stamp is not None:
-            self._open[process, caller, request.stream, request.stamp].append(next(self._numbers))
+            self._open[process, caller, request.stream, request.stamp].add(number)
             for payload in request.payloads:
                 self._stamps.setdefault(bytes(payload), set()).add(request.stamp)
+        return number
 
-    def answered(self, process: Process, caller: object, request: Request, answer: Answer) -> None:
-        """Note that a proxy's service answers."""
+    def answered(self, process: Process, caller: object, request: Request, came: int, answer: Answer) -> None:
+        """Note that a proxy's service answers the request of this number."""
         if not isinstance(request, WriteRecords):
             return
         if request.stamp is not None:
-            open_since = self._open[process, caller, request.stream, request.stamp]
-            came = open_since.popleft() if open_since else 0
+            self._open[process, caller, request.stream, request.stamp].discard(came)
             if isinstance(answer, Refusal) and answer.reason is Reason.SEQUENCE_GAP and isinstance(answer.actual, int):
                 # A gap is the caller's only where the missing request had not come before this one.
                 missing = request.stamp._replace(sequence=answer.actual)
