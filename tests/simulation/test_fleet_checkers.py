@@ -107,39 +107,42 @@ def test_a_proxy_that_begins_a_request_before_an_earlier_one_of_the_same_caller_
     first, second = stamped(b"first", 1, 0), stamped(b"second", 1, 1)
     gap = Refusal(StatusCode.TRANSACTION_OUT_OF_ORDER, "", error="SequenceGapError", actual=0)
 
-    def begun() -> ProxyCheckers:
+    def begun() -> tuple[ProxyCheckers, int, int]:
         checkers = ProxyCheckers(world, world.ledger_checkers)
-        checkers.asked(process, "client", first)
-        checkers.asked(process, "client", second)
-        return checkers
+        return checkers, checkers.asked(process, "client", first), checkers.asked(process, "client", second)
 
+    checkers, _, late = begun()
     with pytest.raises(ViolationError, match="begins"):
-        begun().answered(process, "client", second, gap)
-    refused = begun()
-    refused.answered(process, "client", first, Refusal(StatusCode.FOUND, "", location="p1:8000"))
-    refused.answered(process, "client", second, gap)
-    begun().answered(process, "another", second, gap)
+        checkers.answered(process, "client", second, late, gap)
+    checkers, early, late = begun()
+    checkers.answered(process, "client", first, early, Refusal(StatusCode.FOUND, "", location="p1:8000"))
+    checkers.answered(process, "client", second, late, gap)
+    checkers, _, late = begun()
+    checkers.answered(process, "another", second, checkers.asked(process, "another", second), gap)
 
 
 def test_a_copy_of_a_request_that_came_before_what_it_follows_may_be_refused_for_that(world: World) -> None:
+    """Whichever of the copies is answered first: a later one may be refused at once, for lack of room."""
     process = world.loop.process("p0", "p0#1")
     first, second = stamped(b"first", 1, 0), stamped(b"second", 1, 1)
     gap = Refusal(StatusCode.TRANSACTION_OUT_OF_ORDER, "", error="SequenceGapError", actual=0)
     checkers = ProxyCheckers(world, world.ledger_checkers)
-    for request in (second, second, first, second):  # two copies whose client has given up, and the next try
-        checkers.asked(process, "client", request)
-    checkers.answered(process, "client", second, gap)
-    checkers.answered(process, "client", second, gap)
+    two, three, _, late, last = (
+        checkers.asked(process, "client", request) for request in (second, second, first, second, second)
+    )
+    checkers.answered(process, "client", second, late, Refusal(StatusCode.OVER_CAPACITY, ""))
+    checkers.answered(process, "client", second, two, gap)
+    checkers.answered(process, "client", second, three, gap)
     with pytest.raises(ViolationError, match="begins"):
-        checkers.answered(process, "client", second, gap)
+        checkers.answered(process, "client", second, last, gap)
 
 
 def test_an_answer_to_a_request_that_came_again_counts_as_no_acknowledgement_of_its_owner(world: World) -> None:
     process = world.loop.process("p0", "p0#1")
     checkers = ProxyCheckers(world, world.ledger_checkers)
     request = stamped(b"one", 1, 0)
-    checkers.asked(process, "client", request)
-    checkers.answered(process, "client", request, WriteReceipt(DLSN(1, 0, 0), 1, repeated=True))
+    number = checkers.asked(process, "client", request)
+    checkers.answered(process, "client", request, number, WriteReceipt(DLSN(1, 0, 0), 1, repeated=True))
     assert checkers.owners() == []
     assert world.points["producer.repeated"] == 1
 
