@@ -193,12 +193,18 @@ SEEN = QUICK_CALLS + LONE_BATCHES + 2
 """So many adds of one connection, one at a time, and nothing is likely to come beside the next one."""
 
 
-async def test_an_add_of_the_only_writer_is_committed_by_the_read_that_brings_it(cluster: BookieCluster) -> None:
-    """There and then, with what else the read has brought; its answer follows the sync."""
+async def with_one_writer(cluster: BookieCluster) -> tuple[CountingDisk, Bookie, WireClient]:
+    """A node to which one connection has written of late."""
     disk = CountingDisk()
     bookie = await cluster.start(disk=disk)
     client = await cluster.connect(bookie)
     await append(client, range(SEEN))
+    return disk, bookie, client
+
+
+async def test_an_add_of_the_only_writer_is_committed_by_the_read_that_brings_it(cluster: BookieCluster) -> None:
+    """There and then, with what else the read has brought; its answer follows the sync."""
+    disk, bookie, client = await with_one_writer(cluster)
     link, served = client.link, straight(client, bookie, 0)
     in_place, synced, commits = disk.in_place, disk.passed, bookie.storage.journal.commits
     answers = [client.send_add(entry(3, SEEN + number)) for number in range(3)]
@@ -234,10 +240,7 @@ async def test_adds_of_two_connections_in_one_turn_are_one_commit(cluster: Booki
 
 
 async def test_what_was_stored_before_a_wrong_request_of_the_same_read_is_committed(cluster: BookieCluster) -> None:
-    disk = CountingDisk()
-    bookie = await cluster.start(disk=disk)
-    client = await cluster.connect(bookie)
-    await append(client, range(SEEN))
+    disk, bookie, client = await with_one_writer(cluster)
     link, served = client.link, straight(client, bookie, 0)
     in_place = disk.in_place
     assert client.send_add(entry(3, SEEN)) is not None
@@ -252,11 +255,8 @@ async def test_what_was_stored_before_a_wrong_request_of_the_same_read_is_commit
 
 async def test_a_fence_of_the_same_turn_is_committed_with_the_adds_before_it(cluster: BookieCluster) -> None:
     """What waits for the turn's end takes along what was held: one batch, in order (I5)."""
-    disk = CountingDisk()
-    bookie = await cluster.start(disk=disk)
-    client = await cluster.connect(bookie)
+    disk, bookie, client = await with_one_writer(cluster)
     assert await client.add(entry(5, 0)) == Status.EOK
-    await append(client, range(SEEN))
     link, served = client.link, straight(client, bookie, 0)
     fenced = bookie.storage.fence(3, KEY)
     assert isinstance(fenced, asyncio.Future)
