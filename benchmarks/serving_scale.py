@@ -44,6 +44,8 @@ from metadata.foundation.errors import check
 from storage_node.transport.tcp import TcpNetwork
 
 PRODUCERS: Final = 100_000
+ALL_KNOWN: Final = {"maxProducers": str(PRODUCERS)}
+"""A log remembers fewer by default, and refuses the next one."""
 PRODUCERS_GOAL_MB: Final = 100.0
 SNAPSHOT_ENTRIES: Final = 10_000
 """The default of `producerSnapshotEntries`."""
@@ -94,7 +96,7 @@ class ScaleBenchmark:
 
     def _measure_producers(self) -> None:
         uri, cluster = self._cluster.uri, self._cluster
-        with write_proxy(uri, self._directory, hands_over=False) as proxy:
+        with write_proxy(uri, self._directory, hands_over=False, settings=ALL_KNOWN) as proxy:
             processes = {CLIENT: [os.getpid()], "proxy": [proxy.pid]}
             watch, calls = cluster.watch(processes), cluster.calls(processes)
             run(begin_producers(proxy.address, "one-producer", 1))
@@ -156,7 +158,7 @@ async def take_over(uri: str, name: str, count: int, window: Window | None = Non
     """Return the entries that a new owner reads to know all producers, and milliseconds until it owns the log
     and does.
     """
-    async with await AsyncNamespace.open(uri) as namespace, await namespace.open_log(name) as log:
+    async with await AsyncNamespace.open(uri) as namespace, await namespace.open_log(name, ALL_KNOWN) as log:
         before = namespace.counters["producer-entries-read"]
         with within(window):
             begin = time.perf_counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.costs import Costs
 from benchmarks.java_cluster import ROOT
-from benchmarks.java_pairs import SMALL_WARM_UPS, JavaPairs, Load
+from benchmarks.java_pairs import LARGE_WINDOWS, SMALL_WARM_UPS, JavaPairs, Load
 from benchmarks.results import Measured
 from dlspark.sandbox.beginning import LEDGERS_PATH
 
@@ -14,6 +14,8 @@ P50_US = {
     ("our client", LEDGERS_PATH): 50.0,
     ("our client", ROOT): 160.0,
 }
+LOADS = [load for load in Load for _ in range(LARGE_WINDOWS if load is Load.LARGE else 1)]
+"""In which order: one for each window of a pair in a round."""
 
 
 class ClientOf:
@@ -73,9 +75,29 @@ def test_pairs_take_turns_with_each_load_on_settled_disks_and_another_one_begins
     del asked[: asked.index("settled")]
     for _ in range(3):
         pairs.round(1.0)
-    assert asked[::2] == ["settled"] * (4 * 4 * len(Load))
+    assert asked[::2] == ["settled"] * (4 * 4 * len(LOADS))
     counted = [window for window in asked if not isinstance(window, str)]
     turns = [counted[at : at + 4] for at in range(0, len(counted), 4)]
-    assert [{load for load, _, _ in turn} for turn in turns] == [{load} for load in Load] * 4
+    assert [{load for load, _, _ in turn} for turn in turns] == [{load} for load in LOADS] * 4
     assert all(sorted(window[1:] for window in turn) == sorted(P50_US) for turn in turns)
-    assert sorted(turn[0][1:] for turn in turns[:: len(Load)]) == sorted(P50_US)
+    assert sorted(turn[0][1:] for turn in turns[:: len(LOADS)]) == sorted(P50_US)
+
+
+def test_of_several_windows_in_a_round_the_mean_counts() -> None:
+    """A Java bookie writes a large entry three times as fast in one window as in the next."""
+    rates = iter(range(1, 1_000))
+
+    class Swinging(ClientOf):
+        def measure(self, load: Load, root: str, seconds: float) -> Measured:
+            found = super().measure(load, root, seconds)
+            return Measured((float(next(rates)),)) if load is Load.LARGE and "settled" in self._asked else found
+
+    asked: list[tuple[Load, str, str] | str] = []
+    clients = Swinging("Java client", asked), Swinging("our client", asked)
+    pairs = JavaPairs(*clients, lambda: (1e8, 1e9), lambda: asked.append("settled"))
+    pairs.round(1.0)
+    own, others = (sum(range(first, 4 * LARGE_WINDOWS + 1, 4)) / LARGE_WINDOWS for first in (3, 1))
+    row = next(row for row in pairs.rows if row.what == "our nodes, our client: write 256 KB, depth 16")
+    assert row.measured == [own]
+    row = next(row for row in pairs.rows if row.what == "our nodes, Java client: write 256 KB, depth 16")
+    assert row.measured == [others]

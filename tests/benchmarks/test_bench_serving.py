@@ -11,21 +11,24 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from helpers.worlds.warm_sandbox import WarmSandbox
 
-from benchmarks.cluster import NODES, ZOOKEEPER, run
+from benchmarks import serving_scale
+from benchmarks.cluster import NODES, ZOOKEEPER, Cluster, run
 from benchmarks.costs import CLIENT, PROCESSOR, CallCount, Watch
 from benchmarks.proxies import ProxyProcess, read_proxy, resident_mb, write_proxy
 from benchmarks.serving import move_under_load, pauses_ms
-from benchmarks.serving_scale import begin_producers, idle_memory_mb, release, take_over
+from benchmarks.serving_scale import PRODUCERS, ScaleBenchmark, begin_producers, idle_memory_mb, release, take_over
 from benchmarks.shared_reading import LEAST_RECORDS, WARM_UP_RECORDS, TimedReader, read_by_many
 from benchmarks.takeovers import TakeOverBenchmark, one_record, record_sets, requests
 from benchmarks.thin_clients import Counted, frames_load, library_load, records_per_s
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
+from dlspark.core.settings.settings import Settings
 from dlspark.serving.bindings.frames_client import FramesClient
 from dlspark.serving.bindings.service import Reply
 from dlspark.serving.protocol.deliveries import encode_records
@@ -134,6 +137,24 @@ def test_moves_go_to_and_fro_and_every_record_is_looked_at(
     assert (moved.errors, moved.lost, moved.twice) == (0, 0, 0)
     assert watch.units == moved.writes
     assert watch.figures["proxies"][PROCESSOR] > 0
+
+
+class AskedError(Exception):
+    """Raised instead of starting a proxy."""
+
+
+def test_a_log_of_the_benchmark_may_know_all_of_its_producers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows 65,536 by default, and the section ended with what the next one was told."""
+    given: dict[str, str] = {}
+
+    def asked(*_: object, settings: Mapping[str, str], **__: object) -> None:
+        given.update(settings)
+        raise AskedError
+
+    monkeypatch.setattr(serving_scale, "write_proxy", asked)
+    with pytest.raises(AskedError):
+        ScaleBenchmark(cast(Cluster, SimpleNamespace(uri="distributedlog://none")), tmp_path).round(1.0)
+    assert Settings.from_mapping(given).max_producers >= PRODUCERS
 
 
 @processes
