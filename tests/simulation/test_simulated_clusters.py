@@ -16,10 +16,13 @@ from simulation import mutations
 from simulation.faults.coverage import COVERAGE_POINTS
 from simulation.runs.many import RunsSummary, run_many
 from simulation.runs.seeds import replay_command, run_seed
+from storage_node.bookie.store import removal
+from storage_node.bookie.store.removal import LogRemover
 
 FIRST_SEEDS = 16
 SEEDS = 100
 MORE_SEEDS = 1500
+STEPWISE_SEEDS = range(12, 24)
 RARE_SEEDS = (110, 124, 125, 158, 165, 334, 703, 30_623)
 """Seeds that reached what the first ones do not when this was written. They are tried before others, as these take four
 minutes to come to the last of them; where they reach it no more, others do."""
@@ -118,6 +121,27 @@ def test_no_seed_breaks_an_invariant(seed: int | None, rounds: int | None) -> No
         # A change of the code changes what a seed reaches: then another one of the next few does.
         missing = summary.missing(sorted(set(COVERAGE_POINTS) - MISSED_BY_FIRST))
         assert still_missing(missing, after=len(seeds) - 1, more=SEEDS) == []
+
+
+@pytest.mark.timeout(1800)
+def test_no_seed_breaks_an_invariant_where_logs_that_are_not_needed_go_step_by_step(
+    seed: int | None, rounds: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logs of a run are shorter than the steps of real ones, and go whole elsewhere."""
+    cut: list[str] = []
+
+    def noting(self: LogRemover, path: str, length: int) -> None:
+        cut.append(path)
+        cut_off(self, path, length)
+
+    cut_off = LogRemover._cut
+    monkeypatch.setattr(LogRemover, "_cut", noting)
+    monkeypatch.setattr(removal, "LEAST_STEP_BYTES", 512)
+    monkeypatch.setattr(removal, "STEPS_OF_A_LOG", 1024)
+    seeds = STEPWISE_SEEDS if rounds is None else range(STEPWISE_SEEDS.start, STEPWISE_SEEDS.start + rounds)
+    for each in seeds if seed is None else (seed,):
+        assert run_seed(each).failure is None, replay_command(each)
+    assert cut or seed is not None, "none was long enough"
 
 
 @pytest.mark.long

@@ -8,5 +8,6 @@ index         where each entry of a ledger lies in the entry logs, and the sidec
 checkpoints   what makes the journal's older part unnecessary
 opening       at start: the newest checkpoint, and the index of every log
 collection    ledgers that metadata does not know any more are deleted
+removal       the files of logs that are needed no more go a step at a time
 compaction    the live entries of a log that is mostly dead are copied to another one
 """

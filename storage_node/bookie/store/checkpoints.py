@@ -46,9 +46,11 @@ from storage_node.bookie.journal.replay import JournalMark
 from storage_node.bookie.store.contents import Contents, Ledger
 from storage_node.bookie.store.index import NewPlaces
 from storage_node.bookie.store.log_files import LogFile, parse_log_name, sidecar_name
+from storage_node.bookie.store.removal import LogRemover
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.digests import crc32
+from storage_node.settings.bookie import BookieSettings
 
 logger = logging.getLogger(__name__)
 
@@ -154,15 +156,16 @@ class Checkpointer:
     Args:
         contents: what is written down.
         disk: the edge.
+        settings: how long from one to the next, and from one collection to the next.
         directories: the ledger directories, each of which gets every checkpoint (D7).
-        interval_ms: from one to the next.
     """
 
-    def __init__(self, contents: Contents, disk: Disk, *, directories: list[str], interval_ms: int) -> None:
+    def __init__(self, contents: Contents, disk: Disk, settings: BookieSettings, *, directories: list[str]) -> None:
         self._contents = contents
+        self._remover = LogRemover(contents.logs, disk, settings)
         self._disk = disk
         self._directories = directories
-        self._interval_ms = interval_ms
+        self._interval_ms = settings.flush_interval_ms
         self._journal: Journals | None = None
         self._states: dict[int, bytes] = {}
         self._counter = 0
@@ -176,8 +179,6 @@ class Checkpointer:
         self.error: BaseException | None = None
         self._unsynced: set[str] = set()
         """Directories in which names are new that no sync has made durable yet."""
-        self._leftover: set[str] = set()
-        """Files that are to go, and could not be removed."""
 
     def adopt(self, found: Checkpoint, lengths: dict[int, int]) -> None:
         """Go on from what was found at start. The ledgers are those of the checkpoint and of the logs."""
@@ -214,9 +215,10 @@ class Checkpointer:
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     async def end(self) -> None:
-        """Begin no more checkpoints; `take` may still be called."""
+        """Begin no more checkpoints, and remove nothing more beside them; `take` may still be called."""
         await end_tasks([task for task in (self._first, self._ticker) if task is not None], drop_errors=True)
         self._first = self._ticker = None
+        await self._remover.end()
 
     async def idle(self) -> None:
         """Wait for the checkpoint that is under way, if any."""
@@ -323,28 +325,13 @@ class Checkpointer:
     async def _remove_logs(self, idle: dict[int, int]) -> None:
         """Remove the files of these logs: the checkpoint without them is in every directory."""
         for log_id, length in idle.items():
-            self._leftover.update(self._contents.logs.drop(log_id))
             self._contents.live.forget(log_id)
             self._contents.damaged.discard(log_id)
             self._contents.lost_logs.discard(log_id)
             self._contents.stats.logs_deleted += 1
             self._contents.stats.bytes_freed += length
-        if self._leftover:
-            # A file that stays is a stray: no checkpoint knows it, and the next start removes it.
-            self._leftover = await self._disk.submit("files", partial(self._remove_files, self._leftover))
-
-    def _remove_files(self, paths: set[str]) -> set[str]:
-        """Remove files (on the files thread). Those that cannot be removed now are tried again later; they do no harm
-        meanwhile.
-        """
-        left: set[str] = set()
-        for path in sorted(paths):
-            try:
-                self._disk.remove(path)
-            except OSError as error:
-                logger.error("%s is not needed any more, but cannot be removed: %s", path, error)
-                left.add(path)
-        return left
+        # A file that stays for a while is a stray: no checkpoint knows it, and the next start removes it.
+        await self._remover.remove(idle)
 
     def _mine(self) -> Journals:
         if self._journal is None:

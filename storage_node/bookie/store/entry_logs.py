@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection
 from functools import partial
 from typing import Protocol
@@ -144,6 +144,7 @@ class EntryLogs:
         """Logs with something that no checkpoint covers, or that is still appended to."""
         self.paths: dict[int, str] = {}
         self._open: OrderedDict[int, _Reader] = OrderedDict()
+        self._reads: Counter[int] = Counter()
         self.error: BaseException | None = None
 
     # ------------------------------------------------------------------------------------ appending
@@ -481,6 +482,19 @@ class EntryLogs:
 
     async def read(self, log_id: int, offset: int, size: int) -> memoryview:
         """Return the record's bytes from the file, unchecked. Raises OSError."""
+        self._reads[log_id] += 1
+        try:
+            return await self._read(log_id, offset, size)
+        finally:
+            self._reads[log_id] -= 1
+            if not self._reads[log_id]:
+                del self._reads[log_id]
+
+    def is_read(self, log_id: int) -> bool:
+        """Return True while a read of the log is under way, also one that began before the log was dropped."""
+        return log_id in self._reads
+
+    async def _read(self, log_id: int, offset: int, size: int) -> memoryview:
         reader = self._open.get(log_id) or await self._reader(log_id)
         self._open.move_to_end(log_id)
         now = reader.file.read_now(offset, size)

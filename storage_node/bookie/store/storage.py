@@ -119,9 +119,7 @@ class Storage:
         self.contents = Contents(self._logs)
         self.ledgers = self.contents.ledgers
         self._append_entry = self.contents.append_entry
-        self.checkpoints = Checkpointer(
-            self.contents, disk, directories=self.ledger_directories, interval_ms=settings.flush_interval_ms
-        )
+        self.checkpoints = Checkpointer(self.contents, disk, settings, directories=self.ledger_directories)
         self.compactor = Compactor(
             self.contents,
             self.checkpoints,
