@@ -65,8 +65,8 @@ FRAMES_GOAL = 40.0
 BATCHES_GOAL = 150.0
 PROXY = "proxy"
 NODE_WARM_UPS = 3
-"""Windows of direct writers before many clients count: nodes that are new make journal files ahead and touch their memory
-for the first time, which is 18 us of a record's processor and not 7."""
+"""Windows of direct writers before many clients count: nodes that are new make journal files ahead and touch their
+memory for the first time, which is 18 us of a record's processor and not 7."""
 
 
 class ServingBenchmark:

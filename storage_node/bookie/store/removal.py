@@ -4,7 +4,7 @@ A file system that is mounted with `discard` tells its disk what became free, an
 where three nodes removed 8 GB at once, no entry was acknowledged for a second. So a large file is cut off from its end,
 step by step, before it goes. All steps together take most of the time until the next collection brings more, or less.
 
-No checkpoint knows these logs any more. What a crash or the end of the node leaves of them, whole or cut off, is a
+No checkpoint knows these logs any more (D8). What a crash or the end of the node leaves of them, whole or cut off, is a
 stray, which the next start removes. A file that is read is not cut off: reads under way still end.
 """
 
