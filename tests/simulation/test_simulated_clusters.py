@@ -130,14 +130,13 @@ def test_no_seed_breaks_an_invariant_where_logs_that_are_not_needed_go_step_by_s
     """Logs of a run are shorter than the steps of real ones, and go whole elsewhere."""
     cut: list[str] = []
 
-    def noting(self: LogRemover, path: str, length: int) -> None:
+    def noting(self: LogRemover, path: str, length: int) -> bool:
         cut.append(path)
-        cut_off(self, path, length)
+        return cut_off(self, path, length)
 
     cut_off = LogRemover._cut
     monkeypatch.setattr(LogRemover, "_cut", noting)
-    monkeypatch.setattr(removal, "LEAST_STEP_BYTES", 512)
-    monkeypatch.setattr(removal, "STEPS_OF_A_LOG", 1024)
+    monkeypatch.setattr(removal, "STEP_BYTES", 512)
     seeds = STEPWISE_SEEDS if rounds is None else range(STEPWISE_SEEDS.start, STEPWISE_SEEDS.start + rounds)
     for each in seeds if seed is None else (seed,):
         assert run_seed(each).failure is None, replay_command(each)

@@ -149,6 +149,14 @@ def decode(data: bytes) -> tuple[Checkpoint, dict[int, Ledger]] | None:
     return Checkpoint(counter, marks, next_log_id, logs, clean, lossy, gone, lost), ledgers
 
 
+@dataclass(frozen=True, slots=True)
+class _KnownLogs:
+    """Which logs are needed: these, and all from `below` on, which were begun meanwhile."""
+
+    log_ids: frozenset[int]
+    below: int
+
+
 class Checkpointer:
     """From where must a node replay after a crash? Takes its checkpoints, one at a time. `run` once it has a journal,
     `end` before the files close.
@@ -162,7 +170,7 @@ class Checkpointer:
 
     def __init__(self, contents: Contents, disk: Disk, settings: BookieSettings, *, directories: list[str]) -> None:
         self._contents = contents
-        self._remover = LogRemover(contents.logs, disk, settings)
+        self._remover = LogRemover(contents.logs, disk, settings.gc_wait_time_ms)
         self._disk = disk
         self._directories = directories
         self._interval_ms = settings.flush_interval_ms
@@ -201,14 +209,21 @@ class Checkpointer:
         if self.error is not None:
             raise self.error
         if taken:
-            await self.remove_strays()
+            # Step by step: a clean stop may have left what a collection had removed.
+            await self._remover.remove_strays(await self._disk.submit("files", partial(self._unknown, self._known())))
 
     async def remove_strays(self, named: Collection[int] = ()) -> None:
         """Remove logs that no checkpoint knows. The journal must have been read whole: their records are in it, but for
         those that it only names, whose logs stay until a checkpoint covers them (I1)."""
+        await self._disk.submit("files", partial(self._remove_unknown, self._known(named)))
+
+    async def removed(self) -> None:
+        """Wait until the files of logs that earlier checkpoints have given up are gone."""
+        await self._remover.done()
+
+    def _known(self, named: Collection[int] = ()) -> _KnownLogs:
         logs = self._contents.logs
-        known = {*self.logs_known, *logs.writing, *named}
-        await self._disk.submit("files", partial(self._remove_unknown, known, logs.next_log_id))
+        return _KnownLogs(frozenset((*self.logs_known, *logs.writing, *named)), logs.next_log_id)
 
     def run(self) -> None:
         """Take checkpoints from now on."""
@@ -385,11 +400,17 @@ class Checkpointer:
             with needing_space(path, len(data)):  # a file of its own until it is whole and synced: to be begun again
                 self._disk.write_file(path, data)
 
-    def _remove_unknown(self, known: set[int], below: int) -> None:
-        """Remove logs that no checkpoint knows (on the files thread). From `below` on there are only those that were
-        begun meanwhile."""
+    def _remove_unknown(self, known: _KnownLogs) -> None:
+        """Remove logs that no checkpoint knows, at once (on the files thread)."""
+        for path in self._unknown(known):
+            self._disk.remove(path)
+
+    def _unknown(self, known: _KnownLogs) -> list[str]:
+        """Return the files of logs that no checkpoint knows (on the files thread)."""
+        found = list[str]()
         for directory in self._directories:
             for name in self._disk.list_directory(directory):
                 log_id = parse_log_name(name) or parse_log_name(name, ".idx")
-                if log_id is not None and log_id < below and log_id not in known:
-                    self._disk.remove(f"{directory}/{name}")
+                if log_id is not None and log_id < known.below and log_id not in known.log_ids:
+                    found.append(f"{directory}/{name}")
+        return found

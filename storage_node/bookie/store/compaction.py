@@ -98,7 +98,7 @@ class Compactor:
         return sorted(found, key=lambda log_id: (logs[log_id].ratio, log_id))
 
     async def compact(self, threshold: float) -> int:
-        """Rewrite every log of which less than `threshold` is live; how many were. Their files are gone on return."""
+        """Rewrite every log of which less than `threshold` is live; how many were. Checkpoints give their files up."""
         if not await self._finish_current(threshold):
             return 0
         done = uncovered = 0
@@ -113,6 +113,7 @@ class Compactor:
             if uncovered >= self._checkpoint_bytes:
                 if not await self._checkpoints.take():
                     return done
+                await self._checkpoints.removed()  # the next ones may need that space
                 uncovered = 0
         if (uncovered or self._checkpoints.can_free) and self._contents.logs.error is None:
             await self._checkpoints.take()

@@ -496,12 +496,13 @@ class EntryLogs:
 
     async def _read(self, log_id: int, offset: int, size: int) -> memoryview:
         reader = self._open.get(log_id) or await self._reader(log_id)
-        self._open.move_to_end(log_id)
-        now = reader.file.read_now(offset, size)
-        if now is not None:
-            return memoryview(now)
         reader.users += 1
         try:
+            if log_id in self._open:  # else the log was dropped, while this read waited for a descriptor
+                self._open.move_to_end(log_id)
+            now = reader.file.read_now(offset, size)
+            if now is not None:
+                return memoryview(now)
             return memoryview(await self._disk.submit("reads", partial(reader.file.read_at, offset, size)))
         finally:
             reader.users -= 1

@@ -17,12 +17,11 @@ from helpers.waiting import until
 
 from metadata.zookeeper.memory import MemoryTree
 from storage_node.bookie.disk.system_disk import SystemDisk
-from storage_node.bookie.store import removal
+from storage_node.bookie.store import entry_logs, removal
 from storage_node.bookie.store.entry_logs import EntryLogs
-from storage_node.bookie.store.removal import LONGEST_PAUSE_S, SHARE, STEPS_OF_A_LOG, LogRemover
+from storage_node.bookie.store.removal import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, STEP_FILES, LogRemover, _Unneeded
 from storage_node.edge import DiskFile
 from storage_node.protocol.schema import Status
-from storage_node.settings.bookie import BookieSettings
 
 STEP = 1024 * 1024
 INTERVAL_MS = 900_000
@@ -87,14 +86,12 @@ class LogsOf:
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of a size that tests write, without long pauses."""
-    monkeypatch.setattr(removal, "LEAST_STEP_BYTES", 4096)
+    monkeypatch.setattr(removal, "STEP_BYTES", STEP)
     monkeypatch.setattr(removal, "LONGEST_PAUSE_S", 0.001)
 
 
 def remover_of(logs: LogsOf, disk: NotingDisk, interval_ms: int) -> LogRemover:
-    sizes = {"log_size_limit": STEPS_OF_A_LOG * STEP, "gc_wait_time_ms": interval_ms}
-    settings = BookieSettings(journal_directories=("journal",), ledger_directories=("ledgers",), **sizes)
-    return LogRemover(cast(EntryLogs, logs), disk, settings)
+    return LogRemover(cast(EntryLogs, logs), disk, interval_ms)
 
 
 @pytest.fixture
@@ -166,8 +163,9 @@ async def test_what_cannot_be_removed_is_tried_again_with_the_next_logs_and_hold
     tries = len(disk.done)
     await asyncio.sleep(0.05)
     assert len(disk.done) == tries, "it is not tried over and over"
+    logs.make(3, 4 * STEP)
     disk.refused = {}
-    await remover.remove({})
+    await remover.remove({3: 4 * STEP})
     await until(lambda: not logs.names)
 
 
@@ -192,22 +190,34 @@ async def test_at_the_end_no_step_follows_and_the_rest_is_left(logs: LogsOf, rem
     assert remover._going_on is None
 
 
-def test_all_steps_end_before_the_next_collection_however_much_there_is(
+def test_all_steps_take_most_of_an_interval_at_most_unless_there_is_too_much_for_it(
     logs: LogsOf, disk: NotingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(removal, "LONGEST_PAUSE_S", LONGEST_PAUSE_S)
     remover = remover_of(logs, disk, 10_000)
-    for steps in (1, 30, 1_000, 1_000_000):
-        remover._left = {"a": removal._Unneeded(1, steps * STEP)}
-        assert steps * remover._pause_s() <= max(SHARE * 10, LONGEST_PAUSE_S) * 1.0001
-        assert remover._pause_s() <= LONGEST_PAUSE_S
+    for steps, pause_s in ((1, LONGEST_PAUSE_S), (30, LONGEST_PAUSE_S), (100, 0.08), (10_000, SHORTEST_PAUSE_S)):
+        assert remover._pause_for([_Unneeded(1, steps * STEP)]) == pytest.approx(pause_s)
+    assert remover._pause_for([_Unneeded(1, 0)] * (100 * STEP_FILES)) == pytest.approx(0.08)
+
+
+async def test_what_comes_later_does_not_hold_up_what_came_before(logs: LogsOf, remover: LogRemover) -> None:
+    remover._going_on = asyncio.ensure_future(asyncio.sleep(3600))
+    remover._left, remover._pause_s = {"a": _Unneeded(1, STEP)}, 0.0001
+    await remover._begin({"b": _Unneeded(2, STEP)})
+    assert remover._pause_s == 0.0001
 
 
 # ---------------------------------------------------------------------------------------------- in a node
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
+def smaller_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs of these nodes are short."""
+    monkeypatch.setattr(removal, "STEP_BYTES", 16 * 1024)
+
+
+@pytest.fixture
+async def node(tmp_path: Path, smaller_steps: None) -> AsyncIterator[Node]:
     """A started node; its collector does nothing by itself."""
     made = Node(tmp_path / "node", MemoryTree())
     await made.metadata.format()
@@ -262,6 +272,36 @@ async def test_a_read_under_way_of_a_log_that_is_to_go_comes_to_its_end(node: No
     assert ended == [True]
 
 
+async def test_a_read_that_waited_for_a_descriptor_while_its_log_was_given_up_is_served_and_leaves_none_open(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry_logs, "DESCRIPTOR_PAUSES_S", (0.0,))
+    logs = node.bookie.storage.contents.logs
+    await node.create(1)
+    await node.add_all([(ledger_id, entry_id) for entry_id in range(60) for ledger_id in range(1, 11)], 3000)
+    await node.bookie.storage.checkpoint()
+    node.forget_memory()
+    await node.bookie.collect_garbage()
+    place = node.bookie.storage.ledgers[1].index.get(0)
+    assert place is not None
+    path, opened, real = node.path_of(place[0]), list[DiskFile](), node.disk.open
+
+    def once_without(name: str, *, create: bool = False, direct: bool = False) -> DiskFile:
+        if name == str(path) and not opened:
+            opened.append(real(name))
+            logs.drop(place[0])  # as a checkpoint does behind a compaction
+            raise OSError(errno.EMFILE, "injected", name)
+        opened.append(real(name, create=create, direct=direct))
+        return opened[-1]
+
+    monkeypatch.setattr(node.disk, "open", once_without)
+    assert bytes(await logs.read(place[0], place[1] * 32, 64)) == path.read_bytes()[place[1] * 32 :][:64]
+    assert not logs.is_read(place[0])
+    with pytest.raises(OSError, match=str(errno.EBADF)):
+        opened[-1].size()
+    opened[0].close()
+
+
 @pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
 async def test_what_a_node_leaves_of_a_log_is_gone_after_its_next_start(
     node: Node, clean: bool, monkeypatch: pytest.MonkeyPatch
@@ -272,6 +312,7 @@ async def test_what_a_node_leaves_of_a_log_is_gone_after_its_next_start(
     await node.bookie.collect_garbage()
     assert node.files() > before / 2, "one step"
     await (node.stop if clean else node.kill)()
+    monkeypatch.setattr(removal, "LONGEST_PAUSE_S", 0.001)
     await node.start()
     await until(lambda: node.files() < before / 2)
     await node.check(2, range(10), 5000)
