@@ -11,7 +11,8 @@ the lengths that it knows, and does not count. Copies are not journaled: until s
 place. Keys, fences and explicit LACs need no copying, since the checkpoint has them.
 
 A read that is under way keeps the old log's file open. A record that is damaged, or cannot be read, ends the compaction
-of its log, which is kept with whatever is still live in it.
+of its log, which is kept with whatever is still live in it. Collection goes on meanwhile: a log in which nothing is
+live any more is left alone, for a checkpoint may have given its files up at each wait.
 """
 
 from __future__ import annotations
@@ -104,6 +105,8 @@ class Compactor:
         done = uncovered = 0
         for log_id in self.candidates(threshold):
             size = self._contents.live.live(log_id)
+            if not size:
+                continue  # collected while others were copied
             if self._contents.logs.error is not None or not self._has_space(size + uncovered):
                 break
             if await self._rewrite(log_id):
@@ -155,12 +158,13 @@ class Compactor:
         try:
             await self._copy(log_id)
         except (DamagedLogError, OSError) as error:
-            if not lacks_descriptors(error):
-                self._stopped.add(log_id)
-            stats.compactions_stopped += 1
-            path = self._contents.logs.paths[log_id]
-            logger.error("the compaction of %s is given up, the log is kept: %s", path, error)
-            return False
+            if self._contents.live.live(log_id):  # else it was collected meanwhile, and its file may be gone
+                if not lacks_descriptors(error):
+                    self._stopped.add(log_id)
+                stats.compactions_stopped += 1
+                path = self._contents.logs.paths[log_id]
+                logger.error("the compaction of %s is given up, the log is kept: %s", path, error)
+                return False
         if self._contents.live.live(log_id):
             return False  # the entry logs failed, and the node takes nothing more
         stats.logs_compacted += 1
@@ -188,11 +192,12 @@ class Compactor:
                     raise DamagedLogError(f"entry {entry_id} of ledger {ledger_id} at offset {offset} is damaged")
                 await self._move(log_id, offset, ledger_id, entry_id, body)
             offset += aligned(size)
+            if offset + HEADER_BYTES > start + len(window):
+                units, self._unthrottled = self._unthrottled, 0
+                await self._throttle.spend(units)
 
     async def _read(self, log_id: int, offset: int, wanted: int, length: int) -> memoryview:
-        """Return the next piece of a log, once the throttle allows it."""
-        await self._throttle.spend(self._unthrottled)
-        self._unthrottled = 0
+        """Return the next piece of a log of which something is live."""
         if offset >= length:
             raise DamagedLogError("entries that should be in it were not found")
         return await self._contents.logs.read(log_id, offset, min(wanted, length - offset))

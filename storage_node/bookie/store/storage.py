@@ -565,26 +565,27 @@ class Storage:
 
     async def read(self, ledger: Ledger, entry_id: int) -> memoryview | None:
         """Return the entry's body from memory or file; None where it cannot be read intact (I12)."""
-        body = self.read_now(ledger, entry_id)
-        if body is not None:
-            return body
-        place = ledger.index.get(entry_id)
-        if place is None:
-            return None
-        log_id, at, size = place
-        try:
-            record = await self._logs.read(log_id, at * ALIGN, size)
-        except OSError as error:
-            self.unreadable += 1
-            message = "entry %d of ledger %d cannot be read: %s"
-            self._lines.log(logging.ERROR, message, entry_id, ledger.ledger_id, error)
-            return None
-        body = read_record(record, ledger.ledger_id, entry_id)
-        if body is None:
-            self.damaged += 1
-            path, offset = self._logs.paths[log_id], at * ALIGN
-            message = "entry %d of ledger %d is damaged in %s at offset %d"
-            self._lines.log(logging.ERROR, message, entry_id, ledger.ledger_id, path, offset)
+        while (body := self.read_now(ledger, entry_id)) is None and (place := ledger.index.get(entry_id)) is not None:
+            log_id, at, size = place
+            failure: OSError | None = None
+            try:
+                body = read_record(await self._logs.read(log_id, at * ALIGN, size), ledger.ledger_id, entry_id)
+            except OSError as error:
+                failure = error
+            if body is not None:
+                break
+            if ledger.index.get(entry_id) != place:
+                continue  # meanwhile it was copied, or written again, and its log may be gone
+            if failure is not None:
+                self.unreadable += 1
+                message = "entry %d of ledger %d cannot be read: %s"
+                self._lines.log(logging.ERROR, message, entry_id, ledger.ledger_id, failure)
+            else:
+                self.damaged += 1
+                path, offset = self._logs.paths[log_id], at * ALIGN
+                message = "entry %d of ledger %d is damaged in %s at offset %d"
+                self._lines.log(logging.ERROR, message, entry_id, ledger.ledger_id, path, offset)
+            break
         return body
 
 
