@@ -230,6 +230,7 @@ class NodeMachine(Machine):
             major_compaction_interval_s=rng.choice((2, 86_400)),
             journal_write_once_from_bytes=rng.choice((0, 0, 1, 500, 4_096)),
             journal_write_once_always=rng.random() < 0.5,
+            compaction_rate_by_entries=rng.choice((1_000, 30)),
         )
 
     def start(self) -> None:

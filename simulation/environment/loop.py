@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+import logging
 import sys
 import warnings
 from collections import deque
@@ -319,13 +320,16 @@ def _close(task: asyncio.Task[object]) -> None:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Drop warnings and errors while the remains of dead processes are taken apart: those of their clauses mean nothing
-    then.
+    """Drop warnings, errors and log lines while the remains of dead processes are taken apart: those of their clauses
+    mean nothing then.
     """
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    disabled_level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        logging.disable(disabled_level)
         sys.unraisablehook = hook

@@ -35,7 +35,7 @@ from simulation.checkers.history import OperationOutcome
 from simulation.checkers.logs import WriterSession, WrittenRecord
 from simulation.cluster import ClientMachine, World
 from simulation.environment.loop import unheard
-from simulation.runs.many import undisturbed
+from simulation.runs.many import trouble, undisturbed
 from simulation.runs.seeds import all_serve
 from simulation.workloads.logs import LogWorkload, SimulatedLog
 from simulation.workloads.programs import HEALTHY_S
@@ -239,14 +239,13 @@ class FailoverWorkload(LogWorkload):
 def run_failover(seed: int) -> Failover:
     """Return one round, to its end or to its first violation."""
     outcome = Failover(seed)
-    with undisturbed():
+    with undisturbed() as swallowed:
         world = World(f"failover-{seed}")
         try:
             world.run(_round(world, outcome))
         except Exception as error:
             outcome.failure = str(world.ledger_checkers.violation or f"{type(error).__name__}: {error}")
-        if outcome.failure is None and world.loop.unhandled:
-            outcome.failure = f"unhandled: {world.loop.unhandled[0]}"
+        outcome.failure = outcome.failure or trouble(world, swallowed)
         outcome.points = world.points
     return outcome
 

@@ -6,6 +6,7 @@ own, so runs in several processes share nothing but the count.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import logging
@@ -17,8 +18,9 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from metadata.foundation.errors import DistributedLogError
 from simulation.cluster import World
 from simulation.environment.loop import unheard
 
@@ -28,6 +30,8 @@ COLLECT_EVERY = 25
 """Runs between two garbage collections, which are off within a run."""
 LIMIT_S = 600.0
 """Virtual time that a run may take, unless its kind says less."""
+FORESEEN: Final = (DistributedLogError, OSError, asyncio.TimeoutError)
+"""Errors that faults bring, and that code under test may log and go on from."""
 _RUNS = itertools.count(1)
 """Counts the runs of this process."""
 _BEGINNING_S = 1000.0
@@ -61,13 +65,13 @@ def play(
 ) -> R:
     """Play a scenario in a new world, to its end or to its first violation; return the report, with what came of it."""
     began = time.perf_counter()
-    with undisturbed():
+    with undisturbed() as swallowed:
         world = made()
         try:
             world.run(scenario(world), limit_s=limit_s)
         except Exception as error:
             violation = world.ledger_checkers.violation
-            report.failure = str(violation) if violation is not None else trouble(world)
+            report.failure = str(violation) if violation is not None else trouble(world, swallowed)
             report.failure = report.failure or f"{type(error).__name__}: {error}"
         report.trace_sum = world.trace.sum
         report.trace = world.trace.lines
@@ -75,30 +79,51 @@ def play(
         report.operations = world.history.counts()
         report.virtual_s = world.loop.time() - _BEGINNING_S
         report.steps = world.loop.steps
-        report.failure = report.failure or trouble(world)
+        report.failure = report.failure or trouble(world, swallowed)
     report.real_s = time.perf_counter() - began
     return report
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Keep garbage collection away from the middle of a run, whose moments are not the seed's; and log lines of
-    expected trouble.
+class SwallowedErrors(logging.Handler):
+    """Notes errors that nobody foresaw, and that were caught and logged so that work goes on: in a run they are faults.
+
+    Nothing else of what is logged is kept: it is expected trouble.
     """
-    enabled, disabled_level = gc.isenabled(), logging.root.manager.disable
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.notes: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note the error of a line that has one."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, FORESEEN):
+            self.notes.append(f"{record.name}: {record.getMessage()}: {error!r}")
+
+
+@contextmanager
+def undisturbed() -> Iterator[SwallowedErrors]:
+    """Keep garbage collection away from the middle of a run, whose moments are not the seed's; and log lines from all
+    but the handler that it yields.
+    """
+    root = logging.root
+    enabled, disabled_level, handlers = gc.isenabled(), root.manager.disable, root.handlers
+    swallowed = SwallowedErrors()
     gc.disable()
-    logging.disable(logging.CRITICAL)
+    logging.disable(logging.WARNING)
+    root.handlers = [swallowed]
     try:
-        yield
+        yield swallowed
     finally:
+        root.handlers = handlers
         logging.disable(disabled_level)
         if enabled:
             gc.enable()
 
 
-def trouble(world: World) -> str | None:
+def trouble(world: World, swallowed: SwallowedErrors) -> str | None:
     """Return what went wrong in the background, where no caller was waiting."""
-    notes = [*world.fabric.failures, *world.loop.unhandled]
+    notes = [*world.fabric.failures, *world.loop.unhandled, *swallowed.notes]
     return f"unhandled: {notes[0]}" if notes else None
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 from random import Random
 
 import pytest
 
+from simulation.cluster import World
 from simulation.environment.disk import BLOCK, REMOVAL, SimulatedDisk
 from simulation.environment.loop import SimulatedLoop, SimulationStuckError
 from simulation.environment.network import Fabric, SimulatedNetwork
+from simulation.runs.many import RunReport, play
 from storage_node.edge import Link
 from storage_node.errors import BookieUnreachableError
 
@@ -394,3 +397,30 @@ def test_nobody_connects_through_a_one_way_partition() -> None:
 
     pair.loop.run_until_complete(main())
     pair.loop.finish()
+
+
+# ---------------------------------------------------------------------------------------- runs
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (KeyError(7), "unhandled: storage_node.somewhere: a round failed: KeyError(7)"),
+        (BookieUnreachableError("gone"), None),
+        (OSError(errno.EIO, "injected"), None),
+    ],
+    ids=["a bug", "ours", "the disk's"],
+)
+def test_a_run_fails_by_an_error_that_was_swallowed_and_that_no_fault_brings(
+    error: Exception, failure: str | None
+) -> None:
+    handlers = logging.root.handlers
+
+    async def scenario(_: World) -> None:
+        try:
+            raise error
+        except Exception:
+            logging.getLogger("storage_node.somewhere").exception("a round failed")
+
+    assert play(RunReport(1), lambda: World(1), scenario).failure == failure
+    assert logging.root.handlers is handlers
