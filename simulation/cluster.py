@@ -219,7 +219,7 @@ class NodeMachine(Machine):
             journal_max_size_mb=1,
             flush_interval_ms=rng.choice((150, 400, 1_500)),
             skip_list_size_limit=rng.choice((4, 16)) * 128 * KIB,
-            log_size_limit=rng.choice((256, 1024)) * KIB,
+            log_size_limit=rng.choice((128, 128, 256, 1_024)) * KIB,
             disk_check_interval_ms=250,
             min_usable_size_for_entry_log_creation=0,
             journal_max_backups=rng.choice((0, 1, 2)),
