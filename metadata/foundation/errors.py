@@ -168,5 +168,11 @@ def of_class(value: object, kind: type[T], message: str, **place: object) -> T:
     return value
 
 
+def is_a_bug(error: BaseException) -> bool:
+    """Return True for an error that no fault of machines, and no caller, brings: what handles it also says where it
+    comes from."""
+    return isinstance(error, InvariantViolation) or not isinstance(error, (DistributedLogError, OSError))
+
+
 def _violation_error(message: str, place: dict[str, object]) -> InvariantViolation:
     return InvariantViolation(message, advice="This is a bug in dlspark; please report it", **place)  # type: ignore[arg-type]

@@ -18,9 +18,9 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
-from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.errors import is_a_bug
 from simulation.cluster import World
 from simulation.environment.loop import unheard
 
@@ -30,8 +30,6 @@ COLLECT_EVERY = 25
 """Runs between two garbage collections, which are off within a run."""
 LIMIT_S = 600.0
 """Virtual time that a run may take, unless its kind says less."""
-FORESEEN: Final = (DistributedLogError, OSError, asyncio.TimeoutError)
-"""Errors that faults bring, and that code under test may log and go on from."""
 _RUNS = itertools.count(1)
 """Counts the runs of this process."""
 _BEGINNING_S = 1000.0
@@ -85,7 +83,7 @@ def play(
 
 
 class SwallowedErrors(logging.Handler):
-    """Notes errors that nobody foresaw, and that were caught and logged so that work goes on: in a run they are faults.
+    """Notes errors that no fault brings, and that were caught and logged so that work goes on: in a run they are bugs.
 
     Nothing else of what is logged is kept: it is expected trouble.
     """
@@ -97,8 +95,8 @@ class SwallowedErrors(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Note the error of a line that has one."""
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and not isinstance(error, FORESEEN):
-            self.notes.append(f"{record.name}: {record.getMessage()}: {error!r}")
+        if error is not None and is_a_bug(error) and not isinstance(error, asyncio.TimeoutError):
+            self.notes.append(f"{record.name}: {record.msg}: {error!r}")
 
 
 @contextmanager

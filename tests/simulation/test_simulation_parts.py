@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from metadata.foundation.errors import InvariantViolation
 from simulation.cluster import World
 from simulation.environment.disk import BLOCK, REMOVAL, SimulatedDisk
 from simulation.environment.loop import SimulatedLoop, SimulationStuckError
@@ -406,10 +407,14 @@ def test_nobody_connects_through_a_one_way_partition() -> None:
     ("error", "failure"),
     [
         (KeyError(7), "unhandled: storage_node.somewhere: a round failed: KeyError(7)"),
+        (
+            InvariantViolation("no rule"),
+            "unhandled: storage_node.somewhere: a round failed: InvariantViolation('no rule')",
+        ),
         (BookieUnreachableError("gone"), None),
         (OSError(errno.EIO, "injected"), None),
     ],
-    ids=["a bug", "ours", "the disk's"],
+    ids=["Python's", "a rule broken", "ours", "the disk's"],
 )
 def test_a_run_fails_by_an_error_that_was_swallowed_and_that_no_fault_brings(
     error: Exception, failure: str | None

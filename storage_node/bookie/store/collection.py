@@ -29,7 +29,13 @@ from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.bookkeeper.replication import ReplicationStore
-from metadata.foundation.errors import CorruptDataError, DistributedLogError, MetadataUnavailableError, NoNodeError
+from metadata.foundation.errors import (
+    CorruptDataError,
+    DistributedLogError,
+    MetadataUnavailableError,
+    NoNodeError,
+    is_a_bug,
+)
 from metadata.foundation.tasks import end_tasks
 from storage_node.bookie.store.compaction import Throttle
 from storage_node.bookie.store.storage import Storage
@@ -127,10 +133,11 @@ class GarbageCollector:
         """Do a part of a round; what it fails with is logged. False: it failed."""
         try:
             await work()
-        except (DistributedLogError, OSError) as error:
-            logger.warning("a round of garbage collection was given up: %s", error)
-        except Exception:  # a bug here must not end garbage collection for good without a word
-            logger.exception("a round of garbage collection failed")
+        except Exception as error:
+            if is_a_bug(error):  # it must not end garbage collection for good without a word
+                logger.exception("a round of garbage collection failed")
+            else:
+                logger.warning("a round of garbage collection was given up: %s", error)
         else:
             return True
         return False

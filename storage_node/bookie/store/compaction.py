@@ -192,15 +192,16 @@ class Compactor:
                     raise DamagedLogError(f"entry {entry_id} of ledger {ledger_id} at offset {offset} is damaged")
                 await self._move(log_id, offset, ledger_id, entry_id, body)
             offset += aligned(size)
-            if offset + HEADER_BYTES > start + len(window):
-                units, self._unthrottled = self._unthrottled, 0
-                await self._throttle.spend(units)
 
     async def _read(self, log_id: int, offset: int, wanted: int, length: int) -> memoryview:
-        """Return the next piece of a log of which something is live."""
+        """Return the next piece of a log of which something is live, once the throttle allows it."""
         if offset >= length:
             raise DamagedLogError("entries that should be in it were not found")
-        return await self._contents.logs.read(log_id, offset, min(wanted, length - offset))
+        piece = await self._contents.logs.read(log_id, offset, min(wanted, length - offset))
+        # Behind the read: the log, and its file, may be gone after the wait.
+        units, self._unthrottled = self._unthrottled, 0
+        await self._throttle.spend(units)
+        return piece
 
     async def _move(self, log_id: int, offset: int, ledger_id: int, entry_id: int, body: memoryview) -> None:
         """Append a copy and let the index name it, in one step with seeing that the old one is still live."""

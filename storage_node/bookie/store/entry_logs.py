@@ -27,7 +27,7 @@ from functools import partial
 from typing import Protocol
 
 from metadata.foundation.descriptors import current_limit
-from metadata.foundation.errors import check
+from metadata.foundation.errors import check, is_a_bug
 from storage_node.bookie.disk.records import (
     ALIGN,
     HEADER_BYTES,
@@ -406,7 +406,8 @@ class EntryLogs:
         if self.error is not None:
             return
         self.error = error
-        logger.error("writing the entry logs failed, the node takes no more entries: %s", error)
+        message = "writing the entry logs failed, the node takes no more entries: %s"
+        logger.error(message, error, exc_info=error if is_a_bug(error) else None)
         self._supervisor.logs_failed(error)
 
     # ------------------------------------------------------------------------------------ checkpoints

@@ -14,7 +14,7 @@ from helpers.bookie.harness import DIGEST, KEY, MIB
 from helpers.waiting import until
 
 from metadata.zookeeper.memory import MemoryTree
-from storage_node.bookie.store.compaction import Throttle
+from storage_node.bookie.store.compaction import WINDOW_BYTES, Throttle
 from storage_node.protocol.schema import Status
 
 
@@ -376,6 +376,24 @@ async def test_copying_waits_for_space_and_for_its_pace(node: Node) -> None:
     for _ in range(5):
         await pace.spend(20)
     assert loop.time() - begun >= 0.079, "the fifth waits for the four before it"
+
+
+async def test_no_more_is_copied_between_two_looks_at_the_pace_than_one_read_brings(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await interleaved(node, kept=(1, 2, 3))
+    paid = list[int]()
+
+    async def note(units: int) -> None:
+        paid.append(units)
+
+    monkeypatch.setattr(node.bookie.storage.compactor._throttle, "spend", note)
+    rewritten = await node.bookie.compact()
+    copied = node.bookie.storage.contents.stats.entries_copied
+    assert rewritten >= 5
+    assert len(paid) >= 2 * rewritten, "logs of 256 KB, which are read in pieces of 128 KB"
+    assert max(paid) <= WINDOW_BYTES / 3000
+    assert sum(paid) >= copied - WINDOW_BYTES / 3000
 
 
 async def test_the_log_that_is_written_and_what_no_checkpoint_covers_are_never_deleted(node: Node) -> None:
