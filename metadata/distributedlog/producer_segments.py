@@ -50,8 +50,9 @@ class ProducerSegments:
         """
         if first is not None:
             return self.whole < first  # segments leave a log from its head
-        # Recovery removes an empty segment and gives its number again; any other was taken away.
-        return assigned > self.newest
+        # Recovery removes an empty segment and gives its number again; any other was taken away. Where the newest was
+        # empty, that shows by no number: but a snapshot may be stored below it, and is gone as well (I19).
+        return assigned > self.newest or self.whole < self.newest
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> ProducerSegments:

@@ -753,3 +753,30 @@ async def test_an_epoch_begins_behind_records_that_wait_for_the_same_segment(mem
         _, begun = append_epoch(writer, "q", 0)
         await stored(writer, waiting, begun)
     assert [record.payload for record in await values(namespace, "events")] == [b"a"]
+
+
+async def test_so_has_one_whose_last_owner_died_before_its_first_snapshot(memory_cluster):
+    """Its segment is removed as empty, and its number stays the highest: the deletion has none to add (I19)."""
+    client = await memory_cluster.namespace()
+    log = await client.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
+    dead = await log.open_writer(producers=True)
+    for bookie in memory_cluster.bookies:
+        bookie.stop()
+    lost = dead.append(records(b"b"), producer="p", sequence=1)
+    with suppress(DistributedLogError):
+        await dead.flush()
+    assert isinstance(lost.exception(), DistributedLogError)
+    await dead.abort()
+    for bookie in memory_cluster.bookies:
+        bookie.up = True
+    assert await noted(client, "events") == ProducerSegments(newest=2, whole=1)
+    async with await log.open_writer():
+        pass  # recovers the log, and removes the empty segment
+    async with taken(client.services, "events", client.settings, "deleter") as owned:
+        await owned.clear()
+    async with await log.open_writer(producers=True) as writer:
+        for sequence in (0, 1):
+            with pytest.raises(ProducerForgottenError):
+                await stored(writer, writer.append(records(b"a"), producer="p", sequence=sequence))

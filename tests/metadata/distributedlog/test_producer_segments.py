@@ -44,7 +44,7 @@ def test_what_was_not_written_by_anyone_is_refused(data: bytes) -> None:
         (5, 9, False),  # all that may have it is there, and has none: none was stored
         (1, 9, False),
         (6, 9, True),  # segment 5 was deleted
-        (None, 7, False),  # segment 7 was empty, and removed: its number comes again
+        (None, 7, True),  # segment 7 was empty, and removed; then 5 was deleted
         (None, 8, True),  # all were deleted
     ],
 )
@@ -52,3 +52,8 @@ def test_a_snapshot_is_lost_where_a_segment_that_may_have_it_is_gone(
     first: int | None, assigned: int, lost: bool
 ) -> None:
     assert ProducerSegments(newest=7, whole=5).is_lost(first, assigned) is lost
+
+
+def test_nothing_is_lost_with_an_empty_segment_whose_number_comes_again() -> None:
+    assert not ProducerSegments(newest=7, whole=7).is_lost(None, 7)
+    assert ProducerSegments(newest=7, whole=7).is_lost(None, 8)
