@@ -23,6 +23,9 @@ T = TypeVar("T")
 
 REPEAT_TIMEOUT_MS: Final = 30_000
 MAX_REPEATS: Final = 20
+_UNHEARD_PAUSES_S: Final = (0.001, 0.1)
+"""The first and the longest pause where a request has failed by a lost connection and the session's own event is not
+heard yet: on a busy machine that takes a while, and each repetition would fail at once."""
 _PARENT_ROUNDS: Final = 20
 _TRANSIENT: Final = (ConnectionLossError, SessionExpiredError, MetadataUnavailableError)
 
@@ -59,13 +62,17 @@ async def repeat(store: MetadataStore, operation: Callable[[], Awaitable[T]], ti
     if store.retry_policy is not None:
         limit = deadline if timeout_ms < REPEAT_TIMEOUT_MS else float("inf")
         return await _repeat_by_policy(store, store.retry_policy, operation, limit)
+    pause_s, longest_s = _UNHEARD_PAUSES_S
     for _ in range(MAX_REPEATS - 1):
         try:
             return await operation()
         except _TRANSIENT:
             await asyncio.sleep(0)  # let the session's own event be heard before its state is read
-            left_ms = int((deadline - loop.time()) * 1000)
-            if left_ms <= 0 or not await reconnected(store, left_ms):
+            left_s = deadline - loop.time()
+            if store.state is SessionState.CONNECTED and left_s > pause_s:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, longest_s)
+            if left_s <= 0 or not await reconnected(store, int(left_s * 1000)):
                 raise
     return await operation()
 
@@ -77,14 +84,13 @@ async def _repeat_by_policy(
     for repetition in range(1, policy.retries + 1):
         try:
             return await operation()
-        except _TRANSIENT as error:
+        except _TRANSIENT:
             await asyncio.sleep(0)  # let the session's own event be heard before its state is read
             left_s = deadline - loop.time()
             wait_s = min(policy.backoff_ms(repetition) / 1000, left_s)
-            refused = isinstance(error, MetadataUnavailableError) and store.state is SessionState.CONNECTED
             if store.state is SessionState.CLOSED or left_s <= 0:
                 raise
-            if refused:
+            if store.state is SessionState.CONNECTED:  # it refused, or its event is not heard yet
                 await asyncio.sleep(wait_s)
             else:
                 await reconnected(store, int(wait_s * 1000))

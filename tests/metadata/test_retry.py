@@ -100,3 +100,20 @@ async def test_a_closed_session_is_not_waited_for() -> None:
 def test_the_backoff_doubles_up_to_its_bound() -> None:
     upstream = RetryPolicy(retries=3, start_backoff_ms=5_000, max_backoff_ms=30_000)
     assert [upstream.backoff_ms(n) for n in (1, 2, 3, 4, 5, 100)] == [5_000, 10_000, 20_000, 30_000, 30_000, 30_000]
+
+
+@pytest.mark.parametrize("given", [None, RetryPolicy(retries=20, start_backoff_ms=1, max_backoff_ms=100)])
+async def test_a_loss_of_which_the_session_has_not_heard_yet_does_not_use_up_the_repetitions(
+    given: RetryPolicy | None,
+) -> None:
+    """Each repetition fails at once until the session's own event has come, on a busy machine after a while."""
+    store, loop = MemoryStore(MemoryTree()), asyncio.get_running_loop()
+    store.retry_policy = given
+    heard_at = loop.time() + 0.2
+
+    async def operation() -> str:
+        if loop.time() < heard_at:
+            raise ConnectionLossError("children: the connection was lost")
+        return "answered"
+
+    assert await repeat(store, operation) == "answered"
