@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 REPEAT_TIMEOUT_MS: Final = 30_000
 MAX_REPEATS: Final = 20
-_UNHEARD_PAUSES_S: Final = (0.001, 0.1)
+_UNHEARD_PAUSES_S: Final = (0.001, 0.02)
 """The first and the longest pause where a request has failed by a lost connection and the session's own event is not
 heard yet: on a busy machine that takes a while, and each repetition would fail at once."""
 _PARENT_ROUNDS: Final = 20
