@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 REPEAT_TIMEOUT_MS: Final = 30_000
 MAX_REPEATS: Final = 20
-_UNHEARD_PAUSES_S: Final = (0.001, 0.02)
-"""The first and the longest pause where a request has failed by a lost connection and the session's own event is not
-heard yet: on a busy machine that takes a while, and each repetition would fail at once."""
+_UNHEARD_PAUSE_S: Final = 0.02
+"""Where a request has failed by a lost connection and the session's own event is not heard yet: on a busy machine that
+takes a while, and each repetition would fail at once."""
 _PARENT_ROUNDS: Final = 20
 _TRANSIENT: Final = (ConnectionLossError, SessionExpiredError, MetadataUnavailableError)
 
@@ -62,19 +62,22 @@ async def repeat(store: MetadataStore, operation: Callable[[], Awaitable[T]], ti
     if store.retry_policy is not None:
         limit = deadline if timeout_ms < REPEAT_TIMEOUT_MS else float("inf")
         return await _repeat_by_policy(store, store.retry_policy, operation, limit)
-    pause_s, longest_s = _UNHEARD_PAUSES_S
     for _ in range(MAX_REPEATS - 1):
         try:
             return await operation()
         except _TRANSIENT:
             await asyncio.sleep(0)  # let the session's own event be heard before its state is read
-            left_s = deadline - loop.time()
-            if store.state is SessionState.CONNECTED and left_s > pause_s:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, longest_s)
-            if left_s <= 0 or not await reconnected(store, int(left_s * 1000)):
+            left_ms = int((deadline - loop.time()) * 1000)
+            if left_ms <= 0 or not await _heard_and_reconnected(store, left_ms):
                 raise
     return await operation()
+
+
+async def _heard_and_reconnected(store: MetadataStore, timeout_ms: int) -> bool:
+    """Do as `reconnected`, behind a pause where the store still counts as CONNECTED."""
+    if store.state is SessionState.CONNECTED:
+        await asyncio.sleep(min(_UNHEARD_PAUSE_S, timeout_ms / 1000))
+    return await reconnected(store, timeout_ms)
 
 
 async def _repeat_by_policy(
@@ -84,16 +87,17 @@ async def _repeat_by_policy(
     for repetition in range(1, policy.retries + 1):
         try:
             return await operation()
-        except _TRANSIENT:
+        except _TRANSIENT as error:
             await asyncio.sleep(0)  # let the session's own event be heard before its state is read
             left_s = deadline - loop.time()
             wait_s = min(policy.backoff_ms(repetition) / 1000, left_s)
+            refused = isinstance(error, MetadataUnavailableError) and store.state is SessionState.CONNECTED
             if store.state is SessionState.CLOSED or left_s <= 0:
                 raise
-            if store.state is SessionState.CONNECTED:  # it refused, or its event is not heard yet
+            if refused:
                 await asyncio.sleep(wait_s)
             else:
-                await reconnected(store, int(wait_s * 1000))
+                await _heard_and_reconnected(store, int(wait_s * 1000))
     return await operation()
 
 

@@ -53,6 +53,20 @@ def records(*payloads, txid=1):
     return [(txid, payload) for payload in payloads]
 
 
+async def die_before_the_first_snapshot(log, bookies, *, sequence):
+    """Open a writer with producers that begins a segment, and ends before a storage node has stored anything of it."""
+    dead = await log.open_writer(producers=True)
+    for bookie in bookies:
+        bookie.stop()
+    lost = dead.append(records(b"lost"), producer="p", sequence=sequence)
+    with suppress(DistributedLogError):
+        await dead.flush()
+    assert isinstance(lost.exception(), DistributedLogError)
+    await dead.abort()
+    for bookie in bookies:
+        bookie.up = True
+
+
 async def test_a_request_is_answered_with_its_first_position_and_read_like_any_records(namespace):
     log = await namespace.open_log("events")
     async with await log.open_writer(producers=True) as writer:
@@ -171,16 +185,7 @@ async def test_a_segment_that_was_removed_as_empty_hides_no_older_snapshot(memor
     log = await client.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         (first,) = await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
-    dead = await log.open_writer(producers=True)
-    for bookie in memory_cluster.bookies:
-        bookie.stop()
-    lost = dead.append(records(b"b"), producer="p", sequence=1)
-    with suppress(DistributedLogError):
-        await dead.flush()
-    assert isinstance(lost.exception(), DistributedLogError)
-    await dead.abort()
-    for bookie in memory_cluster.bookies:
-        bookie.up = True
+    await die_before_the_first_snapshot(log, memory_cluster.bookies, sequence=1)
     assert await noted(client, "events") == ProducerSegments(newest=2, whole=1)
     async with await log.open_writer() as plain:
         await stored(plain, plain.write(1, b"plain"))
@@ -245,16 +250,7 @@ async def test_an_owner_that_died_before_its_first_snapshot_has_lost_nothing(mem
     """Its segment is removed as empty; nothing can have been written by a producer."""
     client = await memory_cluster.namespace()
     log = await client.open_log("events")
-    dead = await log.open_writer(producers=True)
-    for bookie in memory_cluster.bookies:
-        bookie.stop()
-    lost = dead.append(records(b"a"), producer="p", sequence=0)
-    with suppress(DistributedLogError):
-        await dead.flush()
-    assert isinstance(lost.exception(), DistributedLogError)
-    await dead.abort()
-    for bookie in memory_cluster.bookies:
-        bookie.up = True
+    await die_before_the_first_snapshot(log, memory_cluster.bookies, sequence=0)
     assert await noted(client, "events") == ProducerSegments(newest=1, whole=1)
     async with await log.open_writer(producers=True) as writer:
         assert writer.forgotten_epoch == -1
@@ -273,6 +269,24 @@ async def test_a_log_whose_segments_were_all_taken_away_has_lost_its_producers(m
     async with await log.open_writer(producers=True) as writer:
         with pytest.raises(ProducerForgottenError):
             await writer.append(records(b"a"), producer="p", sequence=0)
+
+
+async def test_so_has_one_whose_last_owner_died_before_its_first_snapshot(memory_cluster):
+    """Its segment is removed as empty, and its number stays the highest: the deletion has none to add (I19)."""
+    client = await memory_cluster.namespace()
+    log = await client.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
+    await die_before_the_first_snapshot(log, memory_cluster.bookies, sequence=1)
+    assert await noted(client, "events") == ProducerSegments(newest=2, whole=1)
+    async with await log.open_writer():
+        pass  # recovers the log, and removes the empty segment
+    async with taken(client.services, "events", client.settings, "deleter") as owned:
+        await owned.clear()
+    async with await log.open_writer(producers=True) as writer:
+        for sequence in (0, 1):
+            with pytest.raises(ProducerForgottenError):
+                await stored(writer, writer.append(records(b"a"), producer="p", sequence=sequence))
 
 
 async def test_a_fencing_token_that_is_gone_with_its_segments_is_nobodys(memory_cluster):
@@ -753,30 +767,3 @@ async def test_an_epoch_begins_behind_records_that_wait_for_the_same_segment(mem
         _, begun = append_epoch(writer, "q", 0)
         await stored(writer, waiting, begun)
     assert [record.payload for record in await values(namespace, "events")] == [b"a"]
-
-
-async def test_so_has_one_whose_last_owner_died_before_its_first_snapshot(memory_cluster):
-    """Its segment is removed as empty, and its number stays the highest: the deletion has none to add (I19)."""
-    client = await memory_cluster.namespace()
-    log = await client.open_log("events")
-    async with await log.open_writer(producers=True) as writer:
-        await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
-    dead = await log.open_writer(producers=True)
-    for bookie in memory_cluster.bookies:
-        bookie.stop()
-    lost = dead.append(records(b"b"), producer="p", sequence=1)
-    with suppress(DistributedLogError):
-        await dead.flush()
-    assert isinstance(lost.exception(), DistributedLogError)
-    await dead.abort()
-    for bookie in memory_cluster.bookies:
-        bookie.up = True
-    assert await noted(client, "events") == ProducerSegments(newest=2, whole=1)
-    async with await log.open_writer():
-        pass  # recovers the log, and removes the empty segment
-    async with taken(client.services, "events", client.settings, "deleter") as owned:
-        await owned.clear()
-    async with await log.open_writer(producers=True) as writer:
-        for sequence in (0, 1):
-            with pytest.raises(ProducerForgottenError):
-                await stored(writer, writer.append(records(b"a"), producer="p", sequence=sequence))

@@ -213,18 +213,24 @@ async def test_a_copy_that_waits_for_memory_looks_again_before_it_is_made(node: 
     assert node.counted() == node.kept_count()
 
 
-async def test_a_log_that_is_collected_while_it_is_copied_is_left_alone(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await interleaved(node)
+def collected_while_waiting(node: Node, monkeypatch: pytest.MonkeyPatch, ledger_id: int) -> list[int]:
+    """Have a ledger deleted and collected where compaction first waits for its pace; returns how many were, by then."""
     collected = list[int]()
 
     async def collect_then(units: int) -> None:
         if not collected:
-            await node.delete(1)
+            await node.delete(ledger_id)
             collected.append(await node.bookie.collect_garbage())
 
     monkeypatch.setattr(node.bookie.storage.compactor._throttle, "spend", collect_then)
+    return collected
+
+
+async def test_a_log_that_is_collected_while_it_is_copied_is_left_alone(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await interleaved(node)
+    collected = collected_while_waiting(node, monkeypatch, 1)
     await node.bookie.compact()
     assert collected == [1]
     assert len(node.log_ids()) <= 1, "only the one that is written to"
@@ -246,14 +252,7 @@ async def test_logs_that_are_collected_while_others_are_copied_end_nothing(
     await node.bookie.collect_garbage()
     second = len(node.log_ids())
     assert second - first >= 5
-    collected = list[int]()
-
-    async def collect_then(units: int) -> None:
-        if not collected:
-            await node.delete(11)
-            collected.append(await node.bookie.collect_garbage())
-
-    monkeypatch.setattr(node.bookie.storage.compactor._throttle, "spend", collect_then)
+    collected = collected_while_waiting(node, monkeypatch, 11)
     done = await node.bookie.compact()
     assert collected == [1]
     assert first - 1 <= done < second - 2, "those of ledger 1; of ledger 11 there was nothing left to copy"
