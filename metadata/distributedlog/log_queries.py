@@ -35,7 +35,7 @@ from metadata.distributedlog.segment_listing import (
     SegmentListing,
     SegmentVanishedError,
 )
-from metadata.distributedlog.segments import INVALID_TXID, SegmentMetadata
+from metadata.distributedlog.segments import INVALID_TXID, SegmentMetadata, with_head_hidden
 from metadata.foundation.errors import BadVersionError, CorruptDataError, NoNodeError
 from metadata.retry import repeat
 from metadata.store import MetadataStore, Stat, Watcher, check_path, join
@@ -306,7 +306,8 @@ class LogQueries:
     # ---- segments ---------------------------------------------------------------------------------------------------
 
     async def segments(self, name: str, watch: Watcher | None = None) -> Segments:
-        """Return all segments that readers see, in order (`cold_listing`). `watch` fires once when one comes or goes.
+        """Return all segments that readers see, in order (`cold_listing`, `with_head_hidden`). `watch` fires once when
+        one comes or goes.
 
         Raises LogNotFoundError, CorruptDataError, and SegmentListError where one in the middle is missing. A child that
         vanishes while it is read has just been completed or deleted: the list is read again, and where that keeps
@@ -314,10 +315,10 @@ class LogQueries:
         """
         for _ in range(RELISTS):
             try:
-                return await (await self._merged(name, watch)).read_all()
+                return with_head_hidden(await (await self._merged(name, watch)).read_all())
             except SegmentVanishedError:
                 continue
-        return await (await self._merged(name, watch, by_data=True)).read_all()
+        return with_head_hidden(await (await self._merged(name, watch, by_data=True)).read_all())
 
     async def listing(self, name: str, watch: Watcher | None = None) -> SegmentListing:
         """Return the segments that readers see by their names, to read single ones: those on the log's list, and before

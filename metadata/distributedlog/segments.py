@@ -15,7 +15,7 @@ segment. Version 1 has neither truncation nor region in V. The number of fields 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cmp_to_key
@@ -62,6 +62,9 @@ class TruncationStatus(IntEnum):
     PARTIALLY_TRUNCATED = 1
     TRUNCATED = 2
     UNKNOWN = 3
+
+
+_HIDING: Final = (TruncationStatus.PARTIALLY_TRUNCATED, TruncationStatus.TRUNCATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,3 +268,15 @@ def gap_in(segments: Iterable[SegmentMetadata]) -> tuple[int, int] | None:
         if one.version >= 2 and other.version >= 2 and other.lssn != one.lssn + 1:
             return one.lssn, other.lssn
     return None
+
+
+def with_head_hidden(segments: Sequence[SegmentMetadata]) -> list[SegmentMetadata]:
+    """Return an ordered list in which all that lies before a hidden record is hidden too.
+
+    A truncation hides a head of the log, never less (docs/reference/znodes.md#hiding-and-deleting-segments). Each
+    segment is read by itself: of a truncation meanwhile a list may know the younger ones alone, and of Java's the
+    segments in files hear later. Whoever went by such a list would pass over records without a word (I8).
+    """
+    last = next((index for index in reversed(range(len(segments))) if segments[index].truncation in _HIDING), 0)
+    head = [replace(one, truncation=TruncationStatus.TRUNCATED) for one in segments[:last]]
+    return head + list(segments[last:])

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
+from operator import gt
 
 import pytest
 from helpers.logs import states, written
@@ -30,6 +31,7 @@ from metadata.distributedlog.locks import DistributedLock
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.tasks import together
 from metadata.store import ANY_VERSION, Create
 from metadata.zookeeper.memory import Fault
 
@@ -315,6 +317,10 @@ class Rounds:
         self.completed = 0
         """Segments up to this one are there."""
         self.running = True
+        self.written = False
+        self.steps = [self.truncate, self.move, self.move, self.look, self.look]
+        self.turns = [0] * len(self.steps)
+        """How often each of the processes beside the writer has taken its step."""
         self.looks = self.moves = self.ends = 0
 
     def inject(self, session, operation, path):
@@ -337,8 +343,10 @@ class Rounds:
                     break
                 await asyncio.sleep(0)
             self.completed = lssn
-            for _ in range(self.rng.randrange(60)):
-                await asyncio.sleep(0)
+            # Each of the others takes a step meanwhile, however long its repetitions pause.
+            before = list(self.turns)
+            await until(lambda before=before: all(map(gt, self.turns, before)), every_s=0)
+        self.written = True
 
     async def truncate(self, namespace) -> None:
         lock = DistributedLock(namespace.store, namespace.services.logs.paths("log").lock, "owner")
@@ -396,9 +404,10 @@ class Rounds:
         assert numbers == sorted(numbers)
         visible = [one for one in found if one.truncation is not TruncationStatus.TRUNCATED]
         shown = [one.lssn for one in visible]
-        # Nothing that was not asked to go is missing; what was acknowledged to be hidden is.
+        # Nothing that was not asked to go is missing; what was acknowledged to be hidden is, and all before what is.
         assert set(range(self.asked.lssn, completed + 1)) <= set(shown)
         assert shown == list(range(shown[0], shown[-1] + 1)) if shown else True
+        assert {one.truncation for one in visible[1:]} <= {TruncationStatus.ACTIVE}
         for one in visible:
             assert DLSN(one.lssn, one.last_entry, one.last_slot) >= hidden
             if one.truncation is TruncationStatus.PARTIALLY_TRUNCATED:
@@ -410,16 +419,15 @@ class Rounds:
         for client in clients:
             await client.services.logs.located("log")
         self.cluster.tree.inject = self.inject
-        writing = asyncio.ensure_future(self.write(clients[0]))
 
-        async def again(step, client) -> None:
-            while not writing.done():
-                await step(client)
+        async def again(number, client) -> None:
+            while not self.written:
+                await self.steps[number](client)
+                self.turns[number] += 1
                 for _ in range(self.rng.randrange(20)):
                     await asyncio.sleep(0)
 
-        steps = [self.truncate, self.move, self.move, self.look, self.look]
-        await asyncio.gather(writing, *(again(step, client) for step, client in zip(steps, clients[1:], strict=True)))
+        await together([self.write(clients[0]), *(again(*one) for one in enumerate(clients[1:]))])
         self.running = False
         self.cluster.tree.inject = None
         await self.look(clients[0])

@@ -102,6 +102,23 @@ async def test_a_truncation_under_the_same_name_is_seen(logs, counting):
     assert [one.truncation for one in found[:2]] == [TruncationStatus.TRUNCATED, TruncationStatus.ACTIVE]
 
 
+@pytest.mark.parametrize("last", [TruncationStatus.TRUNCATED, TruncationStatus.PARTIALLY_TRUNCATED])
+async def test_a_list_that_a_truncation_came_into_shows_nothing_before_what_it_hides(logs, counting, monkeypatch, last):
+    await add(logs, *(segment(lssn) for lssn in range(1, 5)))
+    second = logs.paths("long").segment(segment(2))
+
+    async def get(path, watch=None):
+        if path == second:  # the first one's request has gone
+            monkeypatch.undo()
+            await rewrite(logs, segment(1), truncation=TruncationStatus.TRUNCATED)
+            await rewrite(logs, segment(2), truncation=last, min_entry=1)
+        return await Counting.get(counting, path, watch)
+
+    monkeypatch.setattr(counting, "get", get)
+    found = [one.truncation for one in await logs.segments("long")]
+    assert found == [TruncationStatus.TRUNCATED, last, TruncationStatus.ACTIVE, TruncationStatus.ACTIVE]
+
+
 async def test_a_number_that_is_given_again_is_not_taken_for_what_had_it_before(logs):
     await add(logs, segment(1), opening(2))
     await logs.segments("long")

@@ -209,6 +209,22 @@ async def test_truncation_and_deletion_have_errors_of_their_own(driver_world: Dr
         await driver.end_of_batch(start, NO_BATCH_LIMITS, None)
 
 
+@pytest.mark.parametrize("status", [TruncationStatus.TRUNCATED, TruncationStatus.PARTIALLY_TRUNCATED])
+async def test_what_a_truncation_has_hidden_is_not_passed_over_by_whoever_comes_from_before_it(
+    driver_world: DriverWorld, status: TruncationStatus
+) -> None:
+    """A list that was read while the log was truncated knows of the younger segments alone (I8)."""
+    name = await driver_world.create()
+    for first in (0, 10, 20):
+        await driver_world.write(name, range(first, first + 10), entry=2)
+    driver = await driver_world.driver(log=name)
+    await driver_world.truncate(name, 1, status, entry=1)
+    begins = "2:1:0" if status is TruncationStatus.PARTIALLY_TRUNCATED else "3:0:0"
+    with pytest.raises(TruncatedDataLossError, match=f"now begins at {begins}"):
+        await driver.end_of_batch(Offsets({name: DLSN(1, 2, 0)}), NO_BATCH_LIMITS, None)
+    assert (await driver.resolve(driver.query.start)).get(name) == DLSN.parse(begins)
+
+
 async def test_a_segment_deleted_after_the_plan_is_data_loss_in_the_task(driver_world: DriverWorld) -> None:
     name = await driver_world.create()
     await driver_world.write(name, range(10), entry=2)
