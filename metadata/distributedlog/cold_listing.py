@@ -6,7 +6,8 @@ reader that asks for the list first and for the units' names behind it, in one s
 two (I21).
 Names give numbers; what a unit's znode says is read when one of its segments is asked for, and kept.
 
-What is hidden of the segments in files is said once for all of them, by `P/cold`: their own znodes are gone.
+What is hidden of the segments in files is said once for all of them, by `P/cold`: their own znodes are gone. Where
+Java's truncation has hidden more, the list's first segment alone says so, until a worker follows.
 
 When kept data is still right: a unit's segments never change. Its file does where records are erased from it, and its
 ledgers where they are put back: `ColdLog.generation` counts both, and says which units these were. That its hot copies
@@ -25,7 +26,7 @@ from dataclasses import replace
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from metadata.distributedlog.cold_places import UnitState
-from metadata.distributedlog.cold_units import ColdLog, ColdUnit, parse_unit_name, unit_name
+from metadata.distributedlog.cold_units import ColdLog, ColdUnit, Position, hidden_to, parse_unit_name, unit_name
 from metadata.distributedlog.log_names import LogPaths
 from metadata.distributedlog.segment_listing import (
     READS_AT_ONCE,
@@ -242,7 +243,8 @@ class MergedListing(SegmentListing):
         numbers = self._names.unit_of(listed.lssn)
         if not listed.cold:
             return await self._read_hot(listed, numbers)
-        return self._cold_segment(listed, await self._unit(numbers, listed=False) if numbers is not None else None)
+        unit = await self._unit(numbers, listed=False) if numbers is not None else None
+        return self._cold_segment(listed, unit, await self._hidden_to())
 
     async def read_all(self, first: int = 0, after: int | None = None) -> list[SegmentMetadata]:
         """Return the metadata of the segments of these indices, in order. Raises as `read` does."""
@@ -263,13 +265,14 @@ class MergedListing(SegmentListing):
         """Return the segments of units, the oldest first."""
         # A task for each unit that is not known, none for each segment: there may be 100,000 of them.
         found: list[SegmentMetadata] = []
+        truncated_to = await self._hidden_to() if runs else (0, 0, 0)
         for start in range(0, len(runs), READS_AT_ONCE):
             some = runs[start : start + READS_AT_ONCE]
             unknown = [numbers for numbers, _ in some if self._known_unit(numbers) is None]
             await together(self._unit(numbers, listed=False) for numbers in unknown)
             for index, (numbers, run) in enumerate(some):
                 unit = self._read_units[numbers]
-                found += [self._cold_segment(one, unit) for one in run]
+                found += [self._cold_segment(one, unit, truncated_to) for one in run]
                 if index % _UNITS_A_TURN == 0:
                     await asyncio.sleep(0)  # other tasks' turn: where all is known nothing else here waits
         return found
@@ -282,11 +285,16 @@ class MergedListing(SegmentListing):
             self._read_units[numbers] = kept
         return self._read_units[numbers]
 
-    def _cold_segment(self, listed: ListedSegment, unit: ColdUnit | None) -> SegmentMetadata:
+    async def _hidden_to(self) -> Position:
+        """Return the position below which all is hidden of what lies in files."""
+        first = hidden_to(await self._hot.read(self._hot[0])) if len(self._hot) else (0, 0, 0)
+        return max(first, self._names.log.truncated_to)
+
+    def _cold_segment(self, listed: ListedSegment, unit: ColdUnit | None, truncated_to: Position) -> SegmentMetadata:
         if unit is None:
             raise SegmentVanishedError("the file that has a segment was given up", log=self.log, path=self._paths.cold)
-        about = self._names.log
-        return unit.segment(listed.lssn, listed=False, truncated_to=about.truncated_to, mirrors=about.mirrors)
+        mirrors = self._names.log.mirrors
+        return unit.segment(listed.lssn, listed=False, truncated_to=truncated_to, mirrors=mirrors)
 
     async def _read_hot(self, listed: ListedSegment, numbers: tuple[int, int] | None) -> SegmentMetadata:
         if numbers is None or listed.in_progress or self._names.log.deleted:

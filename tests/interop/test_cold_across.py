@@ -226,6 +226,7 @@ def test_java_writes_on_and_truncates_a_log_whose_past_lies_in_files(plain_pair:
     mover.move(5, 5)
     all_of_ours(pair, records)
     pair.javas.truncate(str(records[ALL + 40]["dlsn"]))
+    assert pair.ours.read(20) == records[ALL + 40 :], "before a mover has followed it, too"
     mover.follow_truncation()
     for side in (pair.ours, pair.javas):
         assert side.read(20) == records[ALL + 40 :]

@@ -66,7 +66,8 @@ async def _lost(segments: SegmentList, start: DLSN, earliest: DLSN) -> bool:
         for listed in listing:
             if start.lssn <= listed.lssn < earliest.lssn:
                 segment = await listing.read(listed)
-                if DLSN(segment.lssn, segment.last_entry, segment.last_slot) >= start:
+                last = DLSN(segment.lssn, segment.last_entry, segment.last_slot)
+                if segment.last_entry >= 0 and last >= start:
                     return True
         return False
 

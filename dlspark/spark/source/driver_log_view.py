@@ -92,14 +92,14 @@ class DriverLogView:
         """Return whether records at or above `position`, which lies before `earliest`, are gone.
 
         Segments that were truncated but are still listed show what they held. Of deleted ones nothing is known, so
-        they count as lost.
+        they count as lost. So do all of a log without segments: its deletion goes on, or was cut off.
         """
-        if position.lssn < self._segments[0].lssn:
+        if not self._segments or position.lssn < self._segments[0].lssn:
             return True
         for segment in self._segments:
             if segment.truncation is not TruncationStatus.TRUNCATED:
                 return (segment.min_entry, segment.min_slot) > (0, 0)
-            if position < _end_position(segment):
+            if segment.last_entry >= 0 and position < _end_position(segment):
                 return True
         return False
 

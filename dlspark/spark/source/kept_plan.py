@@ -50,7 +50,8 @@ _EXECUTION = "spark.sql.execution.id"
 
 @dataclass(frozen=True)
 class KeptPlan:
-    """How a plan was made: for which query, from where to where in its logs, and of what rows there.
+    """How a plan was made: for which query, from where to where in its logs (`SourceDriver.left`), and of what rows
+    there.
 
     `columns` are those of the frame (None: columns of records), of which a log may declare other ones since.
     `planned_in` is the execution that runs it as it is, if there is one. `driver` is the Spark context.
@@ -151,6 +152,7 @@ async def look(
         await driver.open()
         await driver.agree(plan.driver + kind, execution)
         start, end = await driver.ends()
+        start = await driver.left(start)
         others = await driver.other_logs(plan.end)
         begin = {log: _unread(plan, log, start, end, others) for log in {*plan.end, *end}}
         declared = None if plan.columns is None else await driver.declared(plan.columns)

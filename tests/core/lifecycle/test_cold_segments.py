@@ -23,6 +23,7 @@ from dlspark.core.display.status import segment_state
 from dlspark.core.lifecycle.deletion import HOUR_MS
 from dlspark.core.lifecycle.owned_segments import OwnedSegments, sweep
 from dlspark.core.reading.segments import is_truncated
+from dlspark.errors import AlreadyTruncatedError
 from metadata.distributedlog.cold_places import ColdFile, UnitState
 from metadata.distributedlog.cold_steps import ColdKeptError, ColdMovedError, ColdTakenError
 from metadata.distributedlog.cold_store import ColdStore
@@ -32,7 +33,7 @@ from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import together
-from metadata.store import ANY_VERSION, Create
+from metadata.store import ANY_VERSION, Create, Delete
 from metadata.zookeeper.memory import Fault
 
 SEGMENTS = [[b"a0", b"a1", b"a2"], [b"b0", b"b1"], [b"c0", b"c1", b"c2"], [b"d0"]]
@@ -91,6 +92,24 @@ async def test_a_truncation_of_the_list_holds_when_its_segments_leave_for_a_file
     await cold.delete_hot("log", unit, now_ms=4)
     assert states(await log.segments()) == ["t", "t", "3:1:0", "a"]
     assert await log.start() == DLSN(3, 1, 0)
+
+
+@pytest.mark.parametrize("status", [TruncationStatus.TRUNCATED, TruncationStatus.PARTIALLY_TRUNCATED])
+async def test_a_truncation_of_java_hides_what_lies_in_files_before_a_worker_follows_it(namespace, status):
+    log, _ = await in_files(namespace, "log", 2)
+    logs = namespace.services.logs
+    (third, *_) = await logs.hot_segments("log")
+    path = logs.paths("log").segment(third)
+    hidden = replace(third, truncation=status, min_entry=1)
+    await logs.store.multi([Delete(path), Create(path, hidden.encode())])
+    begin = DLSN(4, 0, 0) if status is TruncationStatus.TRUNCATED else DLSN(3, 1, 0)
+    assert [segment.truncation for segment in await log.segments()][:3] == [TruncationStatus.TRUNCATED] * 2 + [status]
+    assert await log.start() == await log.first_dlsn() == begin
+    async with await log.open_reader(DLSN.INITIAL) as reader:
+        assert (await reader.read_next()).dlsn == begin
+    async with await log.open_reader(DLSN(1, 1, 0)) as reader:
+        with pytest.raises(AlreadyTruncatedError):
+            await reader.read_next()
 
 
 async def test_a_subscriber_in_a_file_keeps_what_it_has_to_read(namespace):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from helpers.logs import written
 from helpers.waiting import until
@@ -13,6 +15,8 @@ from dlspark.core.reading.segment_list import SegmentList
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyTruncatedError, ReadCancelledError
 from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.segments import TruncationStatus
+from metadata.store import Create, Delete
 
 STRICT = Settings()
 LENIENT = Settings(fail_on_truncated=False)
@@ -42,6 +46,21 @@ async def test_a_reader_begins_where_it_asks_to_or_at_what_truncation_has_left(n
         assert "2:1:0" in (caught.value.advice or "")
         assert await begins(namespace, start, LENIENT) == DLSN(2, 1, 0)
         assert await begins(namespace, start, ALL) == start
+
+
+async def test_an_empty_segment_that_was_truncated_is_no_loss(namespace):
+    """Java's writers complete segments that nothing was written to."""
+    await written(namespace, "log", [[b"a", b"b"], [b"c"], [b"d"]])
+    logs = namespace.services.logs
+    first, second, _ = await logs.segments("log")
+    for one in (first, replace(second, record_count=0, last_entry=-1, last_slot=-1)):
+        path = logs.paths("log").segment(one)
+        hidden = replace(one, truncation=TruncationStatus.TRUNCATED)
+        await logs.store.multi([Delete(path), Create(path, hidden.encode())])
+    for behind in (DLSN(1, first.last_entry + 1, 0), DLSN(2, 0, 0)):
+        assert await begins(namespace, behind) == DLSN(3, 0, 0)
+    with pytest.raises(AlreadyTruncatedError):
+        await begins(namespace, DLSN(1, 1, 0))
 
 
 async def test_a_log_without_segments_begins_at_its_first_position(namespace):

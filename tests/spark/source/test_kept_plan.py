@@ -39,12 +39,13 @@ async def planned(
     await driver.open()
     try:
         ends = await driver.ends()
+        left = await driver.left(ends[0])
         spans = await driver.plan(*ends, bounds or Bounds()) or [()]
         partitions = [LogPartition(one, driver.client_settings) for one in spans]
     finally:
         await driver.close()
     # No process of Spark's is above this one.
-    plan = KeptPlan(query, *ends, bounds=bounds or Bounds(), planned_in=planned_in, driver="driver")
+    plan = KeptPlan(query, left, ends[1], bounds=bounds or Bounds(), planned_in=planned_in, driver="driver")
     return kept_partitions(plan, snapshot, partitions)
 
 
@@ -152,6 +153,21 @@ async def test_a_plan_of_records_that_are_gone_is_refused(driver_world: DriverWo
         await driver_world.write("t", range(10 + part, 11 + part))
     with pytest.raises(OutdatedPlanError, match="made again"):
         await beyond(driver_world, named, 4)
+
+
+async def test_a_start_that_was_named_is_gone_where_its_records_are(driver_world: DriverWorld) -> None:
+    await driver_world.create("t")
+    for part in range(3):
+        await driver_world.write("t", range(10 * part, 10 * part + 10))
+    given = {"log": "t", "startingOffsets": '{"t": "1:0:0"}', "failOnDataLoss": "false"}
+    frame = await planned(driver_world, **given)
+    behind = await planned(driver_world, **{**given, "startingOffsets": '{"t": "1:1:0"}'})
+    await driver_world.truncate("t", 0, TruncationStatus.TRUNCATED)
+    with pytest.raises(OutdatedPlanError, match=r"from 1:0:0 to 3:1:0, and it is from 2:0:0 to 3:1:0 now"):
+        await beyond(driver_world, frame)
+    assert await beyond(driver_world, behind) == [], "of the segment it reads nothing"
+    later = await planned(driver_world, **given)
+    assert await beyond(driver_world, later, 2) == [], "it was planned to begin behind it"
 
 
 async def test_a_plan_that_runs_again_reads_of_later_records_what_was_pushed_down_to_it(

@@ -35,6 +35,7 @@ from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.segment_records import SegmentRecords
 from dlspark.spark.source.selection import NO_BATCH_LIMITS, BatchLimits
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.store import ANY_VERSION
 
 
 @pytest.fixture
@@ -223,6 +224,44 @@ async def test_what_a_truncation_has_hidden_is_not_passed_over_by_whoever_comes_
     with pytest.raises(TruncatedDataLossError, match=f"now begins at {begins}"):
         await driver.end_of_batch(Offsets({name: DLSN(1, 2, 0)}), NO_BATCH_LIMITS, None)
     assert (await driver.resolve(driver.query.start)).get(name) == DLSN.parse(begins)
+
+
+async def test_an_empty_segment_that_was_truncated_is_no_loss(driver_world: DriverWorld) -> None:
+    """Java's writers complete segments that nothing was written to."""
+    name = await driver_world.create()
+    for first in (0, 10, 20):
+        await driver_world.write(name, range(first, first + 10))
+    logs = driver_world.namespace.logs_store
+    first, second, _ = await logs.segments(name)
+    second = replace(second, record_count=0, last_entry=-1, last_slot=-1)
+    await driver_world.namespace.store.put(logs.paths(name).segment(second), second.encode(), ANY_VERSION)
+    for index in range(2):
+        await driver_world.truncate(name, index, TruncationStatus.TRUNCATED)
+    driver = await driver_world.driver(log=name)
+    for behind in (DLSN(1, first.last_entry + 1, 0), DLSN(2, 0, 0)):
+        assert await read(await driver.plan(Offsets({name: behind}), await driver.latest())) == list(range(20, 30))
+
+
+async def test_a_log_whose_deletion_was_cut_off_is_data_loss(
+    driver_world: DriverWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = await driver_world.create()
+    for first in (0, 10, 20):
+        await driver_world.write(name, range(first, first + 10), entry=2)
+    driver = await driver_world.driver(log=name)
+    tolerant = await driver_world.driver(log=name, failOnDataLoss="false")
+
+    async def dies(*_: object) -> None:
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(type(driver_world.namespace.logs_store), "delete_tree", dies)
+    with pytest.raises(RuntimeError, match="killed"):
+        await driver_world.namespace.delete_log(name)
+    start = Offsets({name: DLSN(1, 2, 0)})
+    with pytest.raises(TruncatedDataLossError):
+        await driver.end_of_batch(start, NO_BATCH_LIMITS, None)
+    end = await tolerant.end_of_batch(start, NO_BATCH_LIMITS, None)
+    assert await read(await tolerant.plan(start, end)) == []
 
 
 async def test_a_segment_deleted_after_the_plan_is_data_loss_in_the_task(driver_world: DriverWorld) -> None:
