@@ -287,8 +287,13 @@ class MergedListing(SegmentListing):
 
     async def _hidden_to(self) -> Position:
         """Return the position below which all is hidden of what lies in files."""
-        first = hidden_to(await self._hot.read(self._hot[0])) if len(self._hot) else (0, 0, 0)
-        return max(first, self._names.log.truncated_to)
+        noted = self._names.log.truncated_to
+        if not len(self._hot) or self._hot[0].in_progress:
+            return noted
+        try:
+            return max(noted, hidden_to(await self._hot.read(self._hot[0])))
+        except CorruptDataError:
+            return noted  # Whoever comes to that segment is told.
 
     def _cold_segment(self, listed: ListedSegment, unit: ColdUnit | None, truncated_to: Position) -> SegmentMetadata:
         if unit is None:

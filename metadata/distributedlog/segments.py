@@ -278,5 +278,6 @@ def with_head_hidden(segments: Sequence[SegmentMetadata]) -> list[SegmentMetadat
     segments in files hear later. Whoever went by such a list would pass over records without a word (I8).
     """
     last = next((index for index in reversed(range(len(segments))) if segments[index].truncation in _HIDING), 0)
-    head = [replace(one, truncation=TruncationStatus.TRUNCATED) for one in segments[:last]]
+    gone = TruncationStatus.TRUNCATED
+    head = [one if one.truncation is gone else replace(one, truncation=gone) for one in segments[:last]]
     return head + list(segments[last:])

@@ -269,6 +269,10 @@ class SourceDriver:
 
         await ExecutionStore(namespace.store, namespace.uri.path).agree(driver, execution, extend)
 
+    def begins(self) -> dict[str, DLSN]:
+        """Return where the logs begin, each as the query sees it."""
+        return {} if self._snapshot is None else {log: seen.begin for log, seen in self._snapshot.logs.items()}
+
     async def other_logs(self, offsets: Offsets) -> list[str]:
         """Return the logs that are certainly not those which `offsets` are of, but have their names."""
         views = await self.views()
@@ -335,15 +339,6 @@ class SourceDriver:
 
     async def _begin_of(self, view: DriverLogView) -> DLSN:
         return view.earliest() if self._snapshot is None else (await self._seen(view, self._snapshot)).begin
-
-    async def left(self, start: Offsets) -> Offsets:
-        """Return `start`, but of a log where that is gone its first record, as the query sees it."""
-        views, moved = await self.views(), {}
-        for log, position in start.items():
-            begin = await self._begin_of(views[log]) if log in views else position
-            if position < begin and views[log].lost_before(position):
-                moved[log] = begin
-        return Offsets({**dict(start.items()), **moved}, start.identities)
 
     async def _end_of(self, view: DriverLogView) -> DLSN:
         """Return the end of a log, not before what is acknowledged now."""

@@ -92,9 +92,11 @@ class DriverLogView:
         """Return whether records at or above `position`, which lies before `earliest`, are gone.
 
         Segments that were truncated but are still listed show what they held. Of deleted ones nothing is known, so
-        they count as lost. So do all of a log without segments: its deletion goes on, or was cut off.
+        they count as lost. So do all of a log that has no segments and had some: its deletion goes on, or was cut off.
         """
-        if not self._segments or position.lssn < self._segments[0].lssn:
+        if not self._segments:
+            return self._max_lssn > 0
+        if position.lssn < self._segments[0].lssn:
             return True
         for segment in self._segments:
             if segment.truncation is not TruncationStatus.TRUNCATED:

@@ -23,7 +23,7 @@ new on one side of a join would meet old ones on the other (PlainRead.java).
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
@@ -37,7 +37,7 @@ from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.frame_columns import FrameColumns, PackedDeclaration
 from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.partition_reader import LogPartition
-from dlspark.spark.source.planning import Partition
+from dlspark.spark.source.planning import Partition, SegmentSpan
 from dlspark.spark.source.query_snapshot import QuerySnapshot
 from dlspark.spark.source.selection import PerLog, SourceQuery
 from dlspark.spark.source.task_tokens import TaskToken
@@ -50,10 +50,10 @@ _EXECUTION = "spark.sql.execution.id"
 
 @dataclass(frozen=True)
 class KeptPlan:
-    """How a plan was made: for which query, from where to where in its logs (`SourceDriver.left`), and of what rows
-    there.
+    """How a plan was made: for which query, from where to where in its logs, and of what rows there.
 
-    `columns` are those of the frame (None: columns of records), of which a log may declare other ones since.
+    `first` is the first record that it reads of each log. `columns` are those of the frame (None: columns of records),
+    of which a log may declare other ones since.
     `planned_in` is the execution that runs it as it is, if there is one. `driver` is the Spark context.
     """
 
@@ -64,6 +64,7 @@ class KeptPlan:
     planned_in: int | None = None
     columns: FrameColumns | None = None
     driver: str = field(default_factory=lambda: _context_name())
+    first: dict[str, DLSN] = field(default_factory=dict)
 
 
 def _context_name() -> str:
@@ -98,12 +99,21 @@ class KeptPartition(LogPartition):
 def kept_partitions(plan: KeptPlan, snapshot: QuerySnapshot, partitions: Sequence[LogPartition]) -> list[LogPartition]:
     """Return the partitions of a plan, one at least, which saw `snapshot`: as tasks are to have them."""
     made = list(partitions)
+    plan = replace(plan, first=_first_records(span for one in partitions for span in one.spans))
     for at in {0, len(made) - 1} if not _settled(plan.query, snapshot, plan.end) else ():
         one = made[at]
         made[at] = KeptPartition(
             one.spans, one.client_settings, one.proxies, one.seen, plan, at == len(made) - 1, one.declared, one.token
         )
     return made
+
+
+def _first_records(spans: Iterable[SegmentSpan]) -> dict[str, DLSN]:
+    found: dict[str, DLSN] = {}
+    for span in spans:
+        here = DLSN(span.lssn, span.first_entry, span.first_slot)
+        found[span.log] = min(here, found.get(span.log, here))
+    return found
 
 
 def _settled(query: SourceQuery, snapshot: QuerySnapshot, end: Offsets) -> bool:
@@ -152,9 +162,8 @@ async def look(
         await driver.open()
         await driver.agree(plan.driver + kind, execution)
         start, end = await driver.ends()
-        start = await driver.left(start)
-        others = await driver.other_logs(plan.end)
-        begin = {log: _unread(plan, log, start, end, others) for log in {*plan.end, *end}}
+        others, begins = await driver.other_logs(plan.end), driver.begins()
+        begin = {log: _unread(plan, log, start, end, others, begins) for log in {*plan.end, *end}}
         declared = None if plan.columns is None else await driver.declared(plan.columns)
         if not partition.last:
             return None
@@ -184,9 +193,11 @@ async def look(
         await driver.close()
 
 
-def _unread(plan: KeptPlan, log: str, start: Offsets, end: Offsets, others: Collection[str]) -> DLSN:
+def _unread(
+    plan: KeptPlan, log: str, start: Offsets, end: Offsets, others: Collection[str], begins: Mapping[str, DLSN]
+) -> DLSN:
     """Return where a log goes on behind what was planned of it, which must be there still. `others` are new ones of a
-    name."""
+    name; `begins` says where logs begin now."""
     planned_from, planned_to = plan.start.get(log), plan.end.get(log)
     if planned_from is None or planned_to is None or planned_from >= planned_to:
         return start.get(log, DLSN.INITIAL)
@@ -196,6 +207,8 @@ def _unread(plan: KeptPlan, log: str, start: Offsets, end: Offsets, others: Coll
         what = "it was deleted and made again"
     elif start[log] != planned_from or end[log] < planned_to:
         what = f"it is from {start[log]} to {end[log]} now"
+    elif log in plan.first and plan.first[log] < begins.get(log, DLSN.INITIAL):
+        what = f"it begins at {begins[log]} now"
     else:
         return planned_to
     raise OutdatedPlanError(

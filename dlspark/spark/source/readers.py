@@ -151,7 +151,6 @@ class BatchReader(DataSourceReader):
                 bounds, take = declared.bounds(self._hints), declared.take(take)
             reads = PlannedReads(self._frame, declared, self._hints)
             planned = await driver.plan(start, end, bounds, take, reads)
-            left = await driver.left(start)
             proxies, settings, token = await driver.read_proxies(), driver.client_settings, driver.task_token()
         finally:
             await driver.close()
@@ -167,7 +166,7 @@ class BatchReader(DataSourceReader):
         if self._seen is not None and not again:
             return made
         columns = self._frame.of_version(None if declared is None else declared.version)
-        return kept_partitions(KeptPlan(query, left, end, bounds, self._planned_in, columns), snapshot, made)
+        return kept_partitions(KeptPlan(query, start, end, bounds, self._planned_in, columns), snapshot, made)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield in a task: the partition's records, and with the last one of a plan that runs again what was appended

@@ -30,8 +30,9 @@ from metadata.distributedlog.cold_store import ColdStore
 from metadata.distributedlog.cold_units import ColdSegment, unit_name
 from metadata.distributedlog.locks import DistributedLock
 from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
-from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.errors import CorruptDataError, DistributedLogError
 from metadata.foundation.tasks import together
 from metadata.store import ANY_VERSION, Create, Delete
 from metadata.zookeeper.memory import Fault
@@ -110,6 +111,17 @@ async def test_a_truncation_of_java_hides_what_lies_in_files_before_a_worker_fol
     async with await log.open_reader(DLSN(1, 1, 0)) as reader:
         with pytest.raises(AlreadyTruncatedError):
             await reader.read_next()
+
+
+async def test_what_lies_in_files_is_listed_where_the_segment_behind_it_cannot_be_read(namespace):
+    await in_files(namespace, "log", 2)
+    logs = namespace.services.logs
+    (third, *_) = await logs.hot_segments("log")
+    await logs.store.put(logs.paths("log").segment(third), b"?", ANY_VERSION)
+    listing = await LogStore(logs.store, logs.namespace_path).listing("log")
+    assert [(await listing.read(listing[index])).lssn for index in range(2)] == [1, 2]
+    with pytest.raises(CorruptDataError):
+        await listing.read(listing[2])
 
 
 async def test_a_subscriber_in_a_file_keeps_what_it_has_to_read(namespace):

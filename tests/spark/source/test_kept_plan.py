@@ -39,13 +39,12 @@ async def planned(
     await driver.open()
     try:
         ends = await driver.ends()
-        left = await driver.left(ends[0])
         spans = await driver.plan(*ends, bounds or Bounds()) or [()]
         partitions = [LogPartition(one, driver.client_settings) for one in spans]
     finally:
         await driver.close()
     # No process of Spark's is above this one.
-    plan = KeptPlan(query, left, ends[1], bounds=bounds or Bounds(), planned_in=planned_in, driver="driver")
+    plan = KeptPlan(query, *ends, bounds=bounds or Bounds(), planned_in=planned_in, driver="driver")
     return kept_partitions(plan, snapshot, partitions)
 
 
@@ -163,11 +162,34 @@ async def test_a_start_that_was_named_is_gone_where_its_records_are(driver_world
     frame = await planned(driver_world, **given)
     behind = await planned(driver_world, **{**given, "startingOffsets": '{"t": "1:1:0"}'})
     await driver_world.truncate("t", 0, TruncationStatus.TRUNCATED)
-    with pytest.raises(OutdatedPlanError, match=r"from 1:0:0 to 3:1:0, and it is from 2:0:0 to 3:1:0 now"):
+    with pytest.raises(OutdatedPlanError, match=r"from 1:0:0 to 3:1:0, and it begins at 2:0:0 now"):
         await beyond(driver_world, frame)
     assert await beyond(driver_world, behind) == [], "of the segment it reads nothing"
     later = await planned(driver_world, **given)
     assert await beyond(driver_world, later, 2) == [], "it was planned to begin behind it"
+    logs = driver_world.namespace.logs_store
+    await logs.delete_segment("t", (await logs.segments("t"))[0])
+    for number, one in enumerate([behind, later], 3):
+        assert await beyond(driver_world, one, number) == [], "what they read is there"
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+async def test_what_came_behind_an_empty_plan_and_was_truncated_is_data_loss(
+    driver_world: DriverWorld, fails: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await driver_world.create("t")
+    await driver_world.write("t", range(10))
+    frame = await planned(driver_world, log="t", startingOffsets='{"t": "1:1:0"}', failOnDataLoss=fails)
+    for part in range(1, 4):
+        await driver_world.write("t", range(10 * part, 10 * part + 10))
+    for index in range(2):
+        await driver_world.truncate("t", index, TruncationStatus.TRUNCATED)
+    if fails == "true":
+        with pytest.raises(TruncatedDataLossError):
+            await beyond(driver_world, frame)
+    else:
+        assert await beyond(driver_world, frame) == ["t 3:0:0 to 0", "t 4:0:0 to 0"]
+        assert "failOnDataLoss is false" in caplog.text
 
 
 async def test_a_plan_that_runs_again_reads_of_later_records_what_was_pushed_down_to_it(
