@@ -11,7 +11,7 @@ from helpers.bookie.wire_harness import HeldDisk
 from helpers.waiting import until
 
 from storage_node.bookie.node.bookie import Bookie
-from storage_node.bookie.requests.limits import ENDED_AT_ONCE, Gate, NodeLimits, Turnstile
+from storage_node.bookie.requests.limits import DISK_READS, ENDED_AT_ONCE, Gate, NodeLimits, Turnstile
 from storage_node.protocol.encoding import (
     encode_add_request,
     encode_force_ledger_request,
@@ -189,20 +189,19 @@ async def test_recovery_reads_go_to_the_disk_before_those_that_wait_already(clus
     bookie = await restarted(cluster, disk, 40)
     client = await cluster.connect(bookie)
     disk.holds.add("reads")
-    finished: list[int] = []
     reads = [client.send_read(5, number) for number in range(30)]
     await settled(client)
     client._txn += 1
     urgent = client._ask(encode_read_request(client._txn, 5, 39, master_key=KEY, fence=True, priority=100))
-    for number, future in [*enumerate(reads), (39, urgent)]:
-        future.add_done_callback(lambda _, number=number: finished.append(number))  # type: ignore[misc]
     await until(lambda: bookie.limits.disk_reads._urgent)
-    fence = bookie.storage.fence(5, KEY)
-    assert not isinstance(fence, Status)
-    await fence  # its answer waits for the fence as well, and a busy disk may take longer for that than for all reads
+    assert len(disk.waiting) == DISK_READS, "the others wait, and so does the urgent one behind them"
+    disk.waiting.pop(0)()
+    await until(lambda: len(disk.waiting) == DISK_READS)
+    disk.waiting.pop()()  # the one that came to the disk last
+    assert (await asyncio.wait_for(urgent, 60)).status == Status.EOK
+    assert sum(read.done() for read in reads) == 1, "one of those that were at the disk already made room for it"
     disk.release()
-    await asyncio.wait_for(asyncio.gather(*reads, urgent), 60)
-    assert finished.index(39) <= 12, "only those that were at the disk already came before it"
+    assert {answer.status for answer in await asyncio.wait_for(asyncio.gather(*reads), 60)} == {Status.EOK}
 
 
 async def test_recovery_adds_overtake_adds_that_wait_for_memory(cluster: BookieCluster) -> None:
