@@ -56,7 +56,7 @@ class DeletedDataLossError(DataLossError):
 
 
 class RecreatedDataLossError(DataLossError):
-    """The log was deleted and created again: the query's position is one of the old log."""
+    """The log was deleted and created again, or its whole cluster was: the query's position is one of the old log."""
 
 
 class UnreachableEndDataLossError(DataLossError):

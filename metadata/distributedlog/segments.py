@@ -107,6 +107,11 @@ class SegmentMetadata:
         return ledger_id == self.ledger_id or ledger_id in self.former_ledgers or self.first_ledger == UNKNOWN_LEDGER
 
     @property
+    def from_files(self) -> bool:
+        """True where its records lie in a file, or came out of one: it may have been written in another cluster."""
+        return self.cold is not None or bool(self.former_ledgers) or self.ledger_id == UNKNOWN_LEDGER
+
+    @property
     def znode_name(self) -> str:
         """Its actual name, or the one to give it."""
         if self.name is not None:

@@ -48,7 +48,7 @@ class DataLossPolicy:
             RecreatedDataLossError,
             log,
             position,
-            f"the log was deleted and created again (segment {identity.lssn} was ledger {identity.ledger_id})",
+            f"the log was deleted and created again, or its whole cluster was ({identity.words})",
             mend,
         )
 

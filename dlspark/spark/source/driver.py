@@ -305,7 +305,8 @@ class SourceDriver:
         option = where.option if isinstance(where, PerLog) else ""
         if isinstance(where, PerLog) and view.differs(where.identities.get(view.name)):
             raise OffsetError(
-                f"Option {option} names a position of a log that was deleted; this one was created later",
+                f"Option {option} names a position of a log that was deleted, or of another cluster's; this one was "
+                "created later",
                 advice="Give a position in the log as it is now, earliest or latest",
                 log=view.name,
                 dlsn=offset,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from urllib.parse import quote
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import EntrySummary
@@ -45,8 +46,9 @@ _MAX_SIZES = 4096
 class DriverLogView:
     """The driver's view of one log; only one call at a time."""
 
-    def __init__(self, namespace: AsyncNamespace, log: AsyncLog) -> None:
+    def __init__(self, namespace: AsyncNamespace, log: AsyncLog, cluster: str) -> None:
         self.name = log.name
+        self._cluster = cluster
         self.probes = log.probes
         """What searches have read."""
         self._namespace = namespace
@@ -65,7 +67,8 @@ class DriverLogView:
     @classmethod
     async def open(cls, namespace: AsyncNamespace, name: str) -> DriverLogView:
         """Open a view of the log. Raises LogNotFoundError if it does not exist."""
-        view = cls(namespace, await namespace.open_log(name))
+        cluster = quote(await namespace.ledgers.bookies.instance_id() or "", safe="")
+        view = cls(namespace, await namespace.open_log(name), cluster)
         try:
             await view._refresh()
         except BaseException:
@@ -173,13 +176,18 @@ class DriverLogView:
             here = segment.lssn == position.lssn and (position[1:] > (0, 0) or segment.last_entry >= 0)
             known = segment.lssn >= 1 and segment.first_ledger != UNKNOWN_LEDGER
             if known and (here or segment.lssn < position.lssn):
-                return LogIdentity(segment.lssn, segment.first_ledger)
+                return LogIdentity(segment.lssn, segment.first_ledger, self._cluster)
         return None
 
     def differs(self, identity: LogIdentity | None) -> bool:
         """Return whether this is certainly not the log that the identity was made of."""
-        return identity is not None and any(
-            segment.lssn == identity.lssn and not segment.was_ledger(identity.ledger_id) for segment in self._segments
+        if identity is None:
+            return False
+        here = identity.same_cluster(self._cluster)
+        return any(
+            segment.lssn == identity.lssn
+            and not (segment.was_ledger(identity.ledger_id) and (here or segment.from_files))
+            for segment in self._segments
         )
 
     # ------------------------------------------------------------------ records between positions

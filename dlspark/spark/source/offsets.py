@@ -5,11 +5,12 @@ record to be read **next**, so the end of one batch is the start of the followin
 meant to be read by people, and by every later release (I14). Spark compares offsets as strings, so the order of the
 keys is fixed: `v` first, logs by name. Two parts are optional; checkpoints without them are read as before:
 
-    "ledgers": {"flights": "3:17"}     segment 3 of the log is ledger 17
-    "begin": {"flights": "1:0:0"}      in the offset of a query's first batch: where that batch begins
+    "ledgers": {"flights": "3:17@6c5d0c43-..."}     segment 3 of the log is ledger 17 of the cluster with this id
+    "begin": {"flights": "1:0:0"}                   in the offset of a query's first batch: where that batch begins
 
-A ledger's number is never used again and stays with its segment, wherever the log's metadata is copied to. So the
-first part distinguishes a log from another one that was created later under its name, however far that one has grown.
+A cluster never uses a ledger's number again, and it stays with its segment, wherever the log's metadata is copied to.
+So the first part distinguishes a log from another one that was created later under its name, however far that one has
+grown. The numbers begin anew with a new cluster, hence its id (INSTANCEID), which older checkpoints do not have.
 The second part is there because Spark keeps the end of the first batch but not its start.
 """
 
@@ -33,6 +34,8 @@ _CHECKPOINT_ADVICE = "Does the checkpoint belong to another query? Restore it, o
 _EXAMPLE = '{"flights": "3:1200:0"}'
 _MAX_LONG = (1 << 63) - 1
 _DIGITS = re.compile("[0-9]{1,19}")
+_CLUSTER = re.compile("[A-Za-z0-9_.~%-]+")
+"""What `urllib.parse.quote` makes of any id; a UUID it leaves as it is."""
 _MAX_DIGITS = 40
 """Far more than any number here has; `int` refuses some thousands of digits with words of its own."""
 
@@ -41,13 +44,41 @@ StoredOffset: TypeAlias = dict[str, object]
 
 class LogIdentity(NamedTuple):
     """The identity of a log, by which it differs from a later one of its name: the ledger that one of its segments
-    was written into (`SegmentMetadata.first_ledger`), wherever its entries lie by now."""
+    was written into (`SegmentMetadata.first_ledger`), wherever its entries lie by now, and in which cluster.
+
+    `cluster`: the cluster's id, quoted as in a URL; "" where it is not known.
+    """
 
     lssn: int
     ledger_id: int
+    cluster: str = ""
 
     def __str__(self) -> str:
-        return f"{self.lssn}:{self.ledger_id}"
+        return f"{self.lssn}:{self.ledger_id}" + (f"@{self.cluster}" if self.cluster else "")
+
+    @classmethod
+    def parse(cls, text: str) -> LogIdentity | None:
+        """Read back what `str` gave, and earlier releases; None for anything else."""
+        ledger, at, cluster = text.partition("@")
+        numbers = _numbers(ledger, 2)
+        if numbers is None or (at and not _CLUSTER.fullmatch(cluster)):
+            return None
+        lssn, ledger_id = numbers
+        return cls(lssn, ledger_id, cluster)
+
+    @property
+    def words(self) -> str:
+        """What it says, for errors."""
+        cluster = f" of cluster {self.cluster}" if self.cluster else ""
+        return f"segment {self.lssn} was ledger {self.ledger_id}{cluster}"
+
+    def same_cluster(self, cluster: str) -> bool:
+        """Return whether it may be of the cluster with this id ("": not known)."""
+        return not self.cluster or not cluster or self.cluster == cluster
+
+    def differs(self, other: LogIdentity) -> bool:
+        """Return whether they are certainly not the same segment."""
+        return self[:2] != other[:2] or not self.same_cluster(other.cluster)
 
 
 class NamedOffset(Enum):
@@ -105,7 +136,7 @@ class Offsets(Mapping[str, DLSN]):
             log
             for log, position in end.items()
             if self.get(log) != position
-            or (log in self.identities and log in end.identities and self.identities[log] != end.identities[log])
+            or (log in self.identities and log in end.identities and self.identities[log].differs(end.identities[log]))
         ]
 
     def stored(self) -> StoredOffset:
@@ -149,10 +180,13 @@ def _positions(texts: Mapping[str, object] | None, where: str) -> dict[str, DLSN
 
 
 def _identity(text: object, where: str) -> LogIdentity:
-    numbers = _numbers(text, 2)
-    if numbers is not None:
-        return LogIdentity(*numbers)
-    raise OffsetError(f'{where}: {shown(text)} is not a segment with its ledger ("3:17")', advice=_CHECKPOINT_ADVICE)
+    identity = LogIdentity.parse(text) if isinstance(text, str) else None
+    if identity is not None:
+        return identity
+    raise OffsetError(
+        f'{where}: {shown(text)} is not a segment with its ledger ("3:17", or "3:17@" and the id of the cluster)',
+        advice=_CHECKPOINT_ADVICE,
+    )
 
 
 def parse_offsets(option: str, text: str) -> NamedOffset | tuple[dict[str, GivenOffset], dict[str, LogIdentity]]:

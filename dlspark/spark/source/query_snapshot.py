@@ -4,11 +4,11 @@ Spark plans the scans of a query one after the other, each in a process of its o
 from metadata while it still optimizes the others. All must see the same records, whatever is appended meanwhile. So
 what one of them finds out is handed on to the next as JSON, and a log is looked at once:
 
-    {"distributedlog://...": {"logs": {"flights": "1:0:0 3:1200:0 3:17"}, "matched": {"fl.*": {"flights": ""}}}}
+    {"distributedlog://...": {"logs": {"flights": "1:0:0 3:1200:0 3:17@6c5d"}, "matched": {"fl.*": {"flights": ""}}}}
 
-For each log its first position, the position behind its last record, and the ledger by which it is told from a later
-one of its name (`LogIdentity`), if there is one; for each pattern the logs that matched. There are no lists in it: the
-connector's Java side, which finds it in a pickled partition, takes a bracket for its end.
+For each log its first position, the position behind its last record, and the ledger (and cluster) by which it is told
+from a later one of its name (`LogIdentity`), if there is one; for each pattern the logs that matched. There are no
+lists in it: the connector's Java side, which finds it in a pickled partition, takes a bracket for its end.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class SeenLog:
     @classmethod
     def parse(cls, text: str) -> SeenLog:
         """Read back what `str` gave."""
-        begin, end, *identity = (tuple(map(int, part.split(":"))) for part in text.split(" "))
-        return cls(DLSN(*begin), DLSN(*end), LogIdentity(*identity[0]) if identity else None)
+        begin, end, *identity = text.split(" ")
+        first, behind = (DLSN(*map(int, part.split(":"))) for part in (begin, end))
+        return cls(first, behind, LogIdentity.parse(identity[0]) if identity else None)
 
 
 @dataclass

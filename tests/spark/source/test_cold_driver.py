@@ -38,6 +38,7 @@ from dlspark.spark.source.proxy_entries import ProxyEntries, TaskProxies
 from dlspark.spark.source.selection import BatchLimits
 from metadata.distributedlog.cold_places import ColdMirror
 from metadata.distributedlog.cold_store import ColdStore
+from metadata.store import ANY_VERSION
 from storage_node.client.reader import LedgerLocation
 
 COUNTS = (30, 17, 1, 40, 22)
@@ -321,6 +322,22 @@ async def test_a_stream_goes_on_over_a_restore(driver_world: DriverWorld, mover:
     assert await driver.other_logs(later) == []
     other = replace(middle, identities={name: LogIdentity(now.lssn, now.ledger_id + 1)})
     assert await driver.other_logs(other) == [name]
+
+
+async def test_what_lies_in_files_may_have_been_written_in_another_cluster(
+    driver_world: DriverWorld, mover: HandMover
+) -> None:
+    """As in a log that was rebuilt from its files: a stream that had read the lost one goes on."""
+    name = await moved(driver_world, mover)
+    driver = await driver_world.driver(log=name)
+    start, _ = await whole(driver)
+    await driver_world.namespace.store.put("/ledgers/INSTANCEID", b"another", ANY_VERSION)
+    there = await driver_world.driver(log=name)
+    for records, segment, others in ((35, 2, []), (60, 4, []), (100, 5, [name])):
+        middle = await driver.end_of_batch(start, BatchLimits(records), None)
+        ledger = (await driver_world.namespace.logs_store.segments(name))[-1].ledger_id - 5 + segment
+        made_there = replace(middle, identities={name: LogIdentity(segment, ledger, "a-lost-one")})
+        assert await there.other_logs(made_there) == others
 
 
 async def test_a_position_whose_file_is_gone_is_still_told_as_truncated(

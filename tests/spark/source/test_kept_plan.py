@@ -251,7 +251,7 @@ async def test_outside_of_spark_a_partition_is_what_was_planned(driver_world: Dr
 def test_a_snapshot_travels_as_text_without_a_bracket() -> None:
     seen = QuerySnapshot(
         {
-            "a]b": SeenLog(DLSN(1, 0, 0), DLSN(3, 4, 5), LogIdentity(3, 17)),
+            "a]b": SeenLog(DLSN(1, 0, 0), DLSN(3, 4, 5), LogIdentity(3, 17, "6c5d%5D")),
             "new": SeenLog(DLSN(1, 0, 0), DLSN(1, 0, 0), None),
         },
         {"[a-z]+": ("a]b", "new"), "nothing": ()},

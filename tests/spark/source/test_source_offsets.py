@@ -28,11 +28,11 @@ def test_the_optional_parts_are_golden_too_and_checkpoints_without_them_are_read
     """What a first batch leaves: which ledgers its logs are, and where it began."""
     golden = (
         '{"v": 1, "logs": {"aviation": "12:0:0", "flights": "3:1200:0"}, '
-        '"ledgers": {"aviation": "11:40", "flights": "3:17"}, "begin": {"flights": "1:0:0"}}'
+        '"ledgers": {"aviation": "11:40", "flights": "3:17@6c5d0c43-9a1b"}, "begin": {"flights": "1:0:0"}}'
     )
     offsets = Offsets(
         {"flights": DLSN(3, 1200, 0), "aviation": DLSN(12, 0, 0)},
-        {"flights": LogIdentity(3, 17), "aviation": LogIdentity(11, 40)},
+        {"flights": LogIdentity(3, 17, "6c5d0c43-9a1b"), "aviation": LogIdentity(11, 40)},
         {"flights": DLSN(1, 0, 0)},
     )
     assert json.dumps(offsets.stored()) == golden
@@ -52,6 +52,20 @@ def test_a_log_has_moved_if_its_position_has_or_if_it_is_another_log() -> None:
     ) == ["b"]
     assert start.moved(Offsets({**start, "a": DLSN(1, 6, 0), "d": DLSN(1, 0, 0)})) == ["a", "d"]
     assert start.moved(Offsets(start.positions)) == []
+
+
+def test_a_ledger_of_another_cluster_is_another_one_and_of_a_cluster_that_is_not_known_may_be_the_same() -> None:
+    here, there, unknown = LogIdentity(1, 7, "c1"), LogIdentity(1, 7, "c2"), LogIdentity(1, 7)
+    assert (here.differs(there), here.differs(unknown), unknown.differs(here), here.differs(here)) == (
+        True,
+        False,
+        False,
+        False,
+    )
+    position = {"a": DLSN(1, 5, 0)}
+    assert Offsets(position, {"a": here}).moved(Offsets(position, {"a": there})) == ["a"]
+    assert Offsets(position, {"a": unknown}).moved(Offsets(position, {"a": there})) == []
+    assert [LogIdentity.parse(str(one)) for one in (here, unknown)] == [here, unknown]
 
 
 def test_no_logs_yet_is_an_offset_too() -> None:
@@ -77,6 +91,9 @@ def test_no_logs_yet_is_an_offset_too() -> None:
         ({"v": 1, "logs": {}, "ledgers": {"a": "3"}}, "is not a segment with its ledger"),
         ({"v": 1, "logs": {}, "ledgers": {"a": 17}}, "is not a segment with its ledger"),
         ({"v": 1, "logs": {}, "ledgers": {"a": "0:17"}}, "is not a segment with its ledger"),
+        ({"v": 1, "logs": {}, "ledgers": {"a": "3:17@"}}, "is not a segment with its ledger"),
+        ({"v": 1, "logs": {}, "ledgers": {"a": "3:17@c d"}}, "is not a segment with its ledger"),
+        ({"v": 1, "logs": {}, "ledgers": {"a": "3@c"}}, "is not a segment with its ledger"),
         ({"v": 1, "logs": {}, "begin": {"a": "3"}}, "is not a position"),
         ({"v": 1, "logs": {}, "begin": None}, "has no positions"),
         ({"v": 1, "logs": {"a": "1:0:99999999999999999999"}}, "is not a position"),
@@ -108,8 +125,8 @@ def test_places_are_bounds_or_positions_by_log() -> None:
     assert parse_offsets("startingOffsets", GOLDEN) == ({"aviation": DLSN(12, 0, 0), "flights": DLSN(3, 1200, 0)}, {})
     in_progress = json.dumps({**json.loads(GOLDEN), "behind": {"flights": {"records": 1, "bytes": 2, "ms": None}}})
     assert parse_offsets("startingOffsets", in_progress) == parse_offsets("startingOffsets", GOLDEN)
-    from_checkpoint = '{"v": 1, "logs": {"a": "3:1:0"}, "ledgers": {"a": "3:17"}, "begin": {"a": "1:0:0"}}'
-    assert parse_offsets("startingOffsets", from_checkpoint) == ({"a": DLSN(3, 1, 0)}, {"a": LogIdentity(3, 17)})
+    from_checkpoint = '{"v": 1, "logs": {"a": "3:1:0"}, "ledgers": {"a": "3:17@c1"}, "begin": {"a": "1:0:0"}}'
+    assert parse_offsets("startingOffsets", from_checkpoint) == ({"a": DLSN(3, 1, 0)}, {"a": LogIdentity(3, 17, "c1")})
 
 
 @pytest.mark.parametrize(
