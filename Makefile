@@ -87,6 +87,7 @@ speed: $(STAMP) ## the optional compiled core from speed/, as a wheel in build/,
 	$(BIN)/maturin build --release --quiet --manifest-path speed/Cargo.toml --interpreter $(BIN)/python --out build/speed
 	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps build/speed/*.whl
 	@$(BIN)/python -c 'from metadata.foundation import compiled; print(compiled.said)'
+	@echo 'Nodes, proxies and sessions that run already go on without it: restart them (dlspark sandbox stop, and start)'
 
 compiled: $(STAMP) ## after `make speed`: the tests that run on the compiled core and on its twins in Python, on the former
 	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -k compiled tests/core/codec tests/storage_node/protocol \

@@ -103,19 +103,25 @@ def main() -> int:
             for name in options.system or SYSTEMS:
                 try:
                     with left_whole(started(name, cluster, directory / name)) as system:
-                        results += run_interruptibly(compare([system], plan, _tell, failures.append))
+                        run_interruptibly(compare([system], plan, results, _tell, failures.append))
                 except OutOfReachError as reason:
                     print(f"no {name}: {reason}", file=sys.stderr)
                 except Exception as error:
                     failures.append(f"{name}: {words_of(error)}")
     except KeyboardInterrupt:
+        if results or failures:
+            _print_all(results, failures, plan.bound if rate is None else None, options)
         return INTERRUPTED
-    print_results(results, plan.bound if rate is None else None, Output.JSON if options.json else Output.TEXT)
-    for failure in failures:
-        print(failure, file=sys.stderr)
+    _print_all(results, failures, plan.bound if rate is None else None, options)
     if options.plot is not None and results:
         plot(results, options.plot)
     return 1 if failures or any(map(is_wrong, results)) else 0
+
+
+def _print_all(results: list[RunResult], failures: list[str], bound: Bound | None, options: argparse.Namespace) -> None:
+    print_results(results, bound, Output.JSON if options.json else Output.TEXT)
+    for failure in failures:
+        print(failure, file=sys.stderr)
 
 
 def _tell(result: RunResult) -> None:

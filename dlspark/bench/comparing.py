@@ -46,15 +46,16 @@ class Plan:
 async def compare(
     systems: Sequence[System],
     plan: Plan,
+    results: list[RunResult],
     tell: Callable[[RunResult], None],
     tell_failure: Callable[[str], None],
-) -> list[RunResult]:
-    """Run all workloads on all systems. `tell` hears of each run, those of a search too.
+) -> None:
+    """Run all workloads on all systems. `results` gets what is measured as it comes, so that it is there if all is
+    cancelled; `tell` hears of each run, those of a search too.
 
     A system that fails under a workload has no result there, unless it fails behind that: `tell_failure` hears why, and
     the others go on.
     """
-    results = []
     for workload in plan.workloads:
         for system in systems:
             try:
@@ -66,7 +67,6 @@ async def compare(
                         tell(results[-1])
             except Exception as error:
                 tell_failure(f"{system.name}, {workload.name}: {words_of(error)}")
-    return results
 
 
 def run_interruptibly(work: Coroutine[Any, Any, _T]) -> _T:

@@ -25,8 +25,10 @@ from metadata.foundation.errors import NotAppliedError
 
 REPLICAS: Final = 3
 TIMEOUT_S: Final = 30.0
-LOG_LEVEL: Final = 3
-"""Of syslog: errors, and no warnings that something is tried again."""
+ANSWER_S: Final = 10.0
+"""For brokers to say that they are there."""
+LOG_LEVEL: Final = 2
+"""Of syslog: the library has a line for each connection that fails; what it gives up is said as an error anyway."""
 _POLL_S: Final = 0.1
 _TAKEN: Final = 10_000
 """Messages that are taken at a time."""
@@ -135,25 +137,32 @@ class KafkaTopic:
     @asynccontextmanager
     async def logs(self, names: Sequence[str]) -> AsyncIterator[None]:
         """Make the topic, with three replicas where there are as many brokers."""
-        admin = AdminClient({"bootstrap.servers": self.address})
-        creating = asyncio.ensure_future(asyncio.to_thread(self._create, admin, names))
+        admin = AdminClient({"bootstrap.servers": self.address, "log_level": LOG_LEVEL})
+        replicas = min(REPLICAS, await asyncio.to_thread(self._brokers, admin))
+        creating = asyncio.ensure_future(asyncio.to_thread(self._create, admin, names, replicas))
         try:
             # A thread cannot be cancelled: it may make the topic yet.
             await asyncio.shield(creating)
             yield
         except BaseException:
             await asyncio.wait([creating])
-            with suppress(NotAppliedError):  # what has ended the run comes before a topic that stays
+            creating.exception()  # taken: what has ended the run comes before it, and before a topic that stays
+            with suppress(NotAppliedError):
                 await asyncio.to_thread(self._delete, admin, names[0])
             raise
         await asyncio.to_thread(self._delete, admin, names[0])
 
-    def _create(self, admin: AdminClient, names: Sequence[str]) -> None:
+    def _brokers(self, admin: AdminClient) -> int:
         try:
-            replicas = min(REPLICAS, len(admin.list_topics(timeout=TIMEOUT_S).brokers))
-            config = {"min.insync.replicas": str(max(1, replicas - 1))} | (
-                {"flush.messages": "1"} if self.synced else {}
-            )
+            return len(admin.list_topics(timeout=ANSWER_S).brokers)
+        except KafkaException as error:
+            raise NotAppliedError(
+                f"Kafka has not answered within {ANSWER_S:g} s; nothing was measured: {error}", node=self.address
+            ) from error
+
+    def _create(self, admin: AdminClient, names: Sequence[str], replicas: int) -> None:
+        config = {"min.insync.replicas": str(max(1, replicas - 1))} | ({"flush.messages": "1"} if self.synced else {})
+        try:
             topic = NewTopic(names[0], num_partitions=len(names), replication_factor=replicas, config=config)
             for future in admin.create_topics([topic]).values():
                 future.result(TIMEOUT_S)

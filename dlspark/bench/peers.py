@@ -5,14 +5,18 @@ What stands behind the kind tells several of one kind apart: `pulsar-on-bookies=
 
 from __future__ import annotations
 
+import socket
 from importlib.util import find_spec
 from typing import Final
+from urllib.parse import urlsplit
 
 from dlspark.bench.systems import System
-from metadata.foundation.errors import CallerError
+from metadata.foundation.errors import CallerError, NotAppliedError
 
 SYNCED: Final = "kafka-synced"
+CONNECT_S: Final = 5.0
 _MODULES: Final = {"kafka": "confluent_kafka", "pulsar": "pulsar"}
+_PORTS: Final = {"kafka": 9092, "pulsar": 6650}
 _USAGE: Final = "Give kafka=HOST:PORT, kafka-synced=HOST:PORT, or pulsar=pulsar://HOST:PORT"
 
 
@@ -34,3 +38,22 @@ def peer_of(given: str, server_pids: tuple[int, ...] = ()) -> System:
     from dlspark.bench.pulsar_system import PulsarTopics
 
     return PulsarTopics(address, name, server_pids)
+
+
+def check_answers(given: str) -> None:
+    """Raise NotAppliedError if no server of a peer, named as for `peer_of`, takes a connection: its client would try
+    for minutes."""
+    name, _, address = given.partition("=")
+    port = _PORTS[name.partition("-")[0]]
+    reason = ""
+    for one in address.rpartition("//")[2].partition("/")[0].split(","):
+        try:
+            place = urlsplit(f"//{one.strip()}")
+            socket.create_connection((place.hostname or "", place.port or port), CONNECT_S).close()
+        except (OSError, ValueError) as error:
+            reason = reason or f"{one.strip()}: {error}"
+        else:
+            return
+    raise NotAppliedError(
+        f"{name} does not answer ({reason}); nothing was started", advice=f"Start it, or correct its address. {_USAGE}"
+    )

@@ -65,32 +65,45 @@ def bench(
     """Write and read a load like OpenMessaging's, and say how long records took from when they were due. Logs of its
     own in the namespace of --uri alone (not of DLSPARK_URI), else on a sandbox of three nodes that is made for it; both
     are taken away. Exits with 3 where records were lost or came twice, else with 1 where a system failed; what was
-    measured of others is printed.
+    measured of others is printed, and what was measured before Ctrl-C.
     """
     from dlspark.bench.comparing import Plan, check_plot, compare, run_interruptibly
     from dlspark.bench.comparing import plot as draw
     from dlspark.bench.ending import left_whole, sigterm_as_ctrl_c
-    from dlspark.bench.peers import peer_of
+    from dlspark.bench.peers import check_answers, peer_of
     from dlspark.bench.rate_search import Bound
     from dlspark.bench.workloads import WORKLOADS, workload_named
 
     if maximum and rate is not None:
         raise CallerError("a rate is given, and to be looked for; nothing was started", advice="Give --rate or --max")
     workloads = [workload_named(name) for name in workload] if workload else list(WORKLOADS)
-    peers = [peer_of(given) for given in against or () if given != PROXIES]
+    named = [given for given in against or () if given != PROXIES]
+    peers = [peer_of(given) for given in named]
     if plot is not None:
         check_plot(plot)
+    for given in named:
+        check_answers(given)
     plan = Plan(workloads, None if maximum else rate or DEFAULT_RATE, seconds, warm_up, Bound(p99_ms=p99))
     ours = _ours(uri, conf, values, proxies=PROXIES in (against or ()))
+    results: list[RunResult] = []
     failures: list[str] = []
-    with sigterm_as_ctrl_c(), left_whole(ours) as systems:
-        results = run_interruptibly(compare([*systems, *peers], plan, _tell, failures.append))
-    print_results(results, plan.bound if maximum else None, output)
-    for failure in failures:
-        typer.echo(f"dlspark: {failure}", err=True)
+    try:
+        with sigterm_as_ctrl_c(), left_whole(ours) as systems:
+            run_interruptibly(compare([*systems, *peers], plan, results, _tell, failures.append))
+    except KeyboardInterrupt:
+        if results or failures:
+            _print_all(results, failures, plan.bound if maximum else None, output)
+        raise
+    _print_all(results, failures, plan.bound if maximum else None, output)
     if plot is not None and results:
         draw(results, plot)
     _exit_by(results, failures)
+
+
+def _print_all(results: list[RunResult], failures: list[str], bound: object | None, output: Output) -> None:
+    print_results(results, bound, output)
+    for failure in failures:
+        typer.echo(f"dlspark: {failure}", err=True)
 
 
 def _exit_by(results: list[RunResult], failures: list[str]) -> None:

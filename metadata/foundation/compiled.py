@@ -27,7 +27,9 @@ _T = TypeVar("_T")
 INTERFACE: Final = 2
 """What this dlspark was written for; the core has the same number in speed/src/lib.rs. One of another is not used."""
 NO_SPEED: Final = "DLSPARK_NO_SPEED"
-"""Environment variable; with 1 the core is not used though it is installed."""
+"""Environment variable; with 1 (yes, true, on) the core is not used though it is installed."""
+_YES: Final = frozenset(("1", "yes", "true", "on"))
+_NO: Final = frozenset(("", "0", "no", "false", "off"))
 
 
 class CompiledCore(Protocol):
@@ -106,8 +108,11 @@ class CompiledCore(Protocol):
 
 def _load() -> tuple[CompiledCore | None, str, bool]:
     """Return the core, or None; a sentence that says which and why; and whether one is there that does not fit."""
-    if os.environ.get(NO_SPEED) == "1":
-        return None, f"pure Python: {NO_SPEED}=1 is set", False
+    wanted = os.environ.get(NO_SPEED, "").strip()
+    if wanted.lower() not in _NO:
+        understood = wanted.lower() in _YES
+        doubt = "" if understood else ", which is neither 1 nor 0"
+        return None, f"pure Python: {NO_SPEED}={wanted} is set{doubt}", not understood
     try:
         import dlspark_speed
     except ModuleNotFoundError:

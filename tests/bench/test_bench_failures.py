@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
@@ -16,6 +20,7 @@ from dlspark.bench import comparing
 from dlspark.bench.comparing import Plan, compare
 from dlspark.bench.latencies import Latencies
 from dlspark.bench.measuring import RunResult
+from dlspark.bench.peers import check_answers
 from dlspark.bench.rate_search import Bound
 from dlspark.bench.workloads import WORKLOADS
 from dlspark.cli import bench
@@ -40,6 +45,9 @@ class KnownRun:
 async def known_measurement(system: Any, workload: Any) -> AsyncIterator[KnownRun]:
     if system.name == "absent":
         raise NotAppliedError("it is not there")
+    if system.name == "endless":
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(60)
     yield KnownRun(system.name, workload.name)
     if system.name == "stays":
         raise OSError("no room")
@@ -54,7 +62,8 @@ def systems(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 async def test_a_system_that_fails_is_said_and_the_others_have_results(systems: list[Any]) -> None:
     failures: list[str] = []
     plan = Plan(WORKLOADS[:1], 5, 1, 0, Bound())
-    results = await compare(systems, plan, lambda one: None, failures.append)
+    results: list[RunResult] = []
+    await compare(systems, plan, results, lambda one: None, failures.append)
     assert [one.system for one in results] == ["first", "stays", "last"]
     assert failures == [f"absent, {FAILED}", "stays, 1-log-100B: OSError: no room"]
 
@@ -75,3 +84,29 @@ def test_the_command_prints_what_there_is_before_it_draws_and_ends_with_1(
         assert [one["system"] for one in json.loads(done.stdout)["results"]] == ["first"]
         assert f"dlspark: absent, {FAILED}\n" in done.stderr
     assert "it cannot be drawn" in done.stderr
+
+
+def test_what_was_measured_before_ctrl_c_is_printed(systems: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = SimpleNamespace(name="endless")
+    for measured in ([], systems[:2]):
+        monkeypatch.setattr(
+            bench, "_ours", lambda *given, proxies, measured=measured: nullcontext([*measured, endless])
+        )
+        done = CliRunner().invoke(app, ["bench", "-w", "1-log-100B", "--output", "json"])
+        assert done.exit_code != 0
+        if measured:
+            assert [one["system"] for one in json.loads(done.stdout)["results"]] == ["first"]
+            assert f"dlspark: absent, {FAILED}\n" in done.stderr
+        else:
+            assert done.stdout == ""
+
+
+def test_a_peer_that_takes_no_connection_is_refused_before_anything_is_started() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+        check_answers(f"kafka=127.0.0.1:1,127.0.0.1:{port}")
+        check_answers(f"pulsar-x=pulsar://127.0.0.1:{port}")
+    for given in (f"kafka=127.0.0.1:{port}", f"pulsar-x=pulsar://127.0.0.1:{port}", "kafka=127.0.0.1:nine"):
+        with pytest.raises(NotAppliedError, match=r"does not answer .*; nothing was started") as caught:
+            check_answers(given)
+        assert given.partition("=")[0] in str(caught.value)

@@ -80,3 +80,15 @@ async def test_a_topic_that_is_not_deleted_is_said_and_one_that_is_gone_is_not(m
     with pytest.raises(NotAppliedError, match="Kafka has not deleted the topic a, which may remain"):
         await _topic_of(refusing, monkeypatch)
     await _topic_of(gone, monkeypatch)
+
+
+async def test_a_broker_that_does_not_answer_is_said_and_nothing_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = KnownBroker()
+
+    def silent(timeout: float) -> None:
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    monkeypatch.setattr(broker, "list_topics", silent)
+    with pytest.raises(NotAppliedError, match="Kafka has not answered within 10 s; nothing was measured"):
+        await _topic_of(broker, monkeypatch)
+    assert not broker.created.is_set()

@@ -47,13 +47,21 @@ def test_without_one_it_is_pure_python(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiled._load() == (None, "pure Python: dlspark-speed is not installed", False)
 
 
-@pytest.mark.parametrize(("value", "used"), [("1", False), ("0", True), ("", True)])
+@pytest.mark.parametrize(
+    ("value", "used"), [("1", False), ("yes", False), (" True", False), ("0", True), ("no", True), ("", True)]
+)
 def test_the_environment_can_say_that_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch, value: str, used: bool) -> None:
     installed(monkeypatch, compiled.INTERFACE)
     monkeypatch.setenv(compiled.NO_SPEED, value)
     core, said, unfit = compiled._load()
     assert ((core is not None), unfit) == (used, False)
-    assert ("DLSPARK_NO_SPEED=1" in said) is not used
+    assert (f"DLSPARK_NO_SPEED={value.strip()} is set" in said) is not used
+
+
+def test_a_word_that_is_neither_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, compiled.INTERFACE)
+    monkeypatch.setenv(compiled.NO_SPEED, "maybe")
+    assert compiled._load() == (None, "pure Python: DLSPARK_NO_SPEED=maybe is set, which is neither 1 nor 0", True)
 
 
 def test_one_that_cannot_be_loaded_is_said_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
