@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -70,34 +70,48 @@ def bench(
     from dlspark.bench.comparing import Plan, check_plot, compare, run_interruptibly
     from dlspark.bench.comparing import plot as draw
     from dlspark.bench.ending import left_whole, sigterm_as_ctrl_c
-    from dlspark.bench.peers import check_answers, peer_of
     from dlspark.bench.rate_search import Bound
     from dlspark.bench.workloads import WORKLOADS, workload_named
 
     if maximum and rate is not None:
         raise CallerError("a rate is given, and to be looked for; nothing was started", advice="Give --rate or --max")
     workloads = [workload_named(name) for name in workload] if workload else list(WORKLOADS)
-    named = [given for given in against or () if given != PROXIES]
-    peers = [peer_of(given) for given in named]
     if plot is not None:
         check_plot(plot)
-    for given in named:
-        check_answers(given)
+    peers = _peers(against or ())
     plan = Plan(workloads, None if maximum else rate or DEFAULT_RATE, seconds, warm_up, Bound(p99_ms=p99))
     ours = _ours(uri, conf, values, proxies=PROXIES in (against or ()))
     results: list[RunResult] = []
     failures: list[str] = []
-    try:
-        with sigterm_as_ctrl_c(), left_whole(ours) as systems:
-            run_interruptibly(compare([*systems, *peers], plan, results, _tell, failures.append))
-    except KeyboardInterrupt:
-        if results or failures:
-            _print_all(results, failures, plan.bound if maximum else None, output)
-        raise
-    _print_all(results, failures, plan.bound if maximum else None, output)
+    printed = _printed(results, failures, plan.bound if maximum else None, output)
+    with printed, sigterm_as_ctrl_c(), left_whole(ours) as systems:
+        run_interruptibly(compare([*systems, *peers], plan, results, _tell, failures.append))
     if plot is not None and results:
         draw(results, plot)
     _exit_by(results, failures)
+
+
+def _peers(against: Sequence[str]) -> list[System]:
+    """Return the peers that are named, all of which take a connection."""
+    from dlspark.bench.peers import check_answers, peer_of
+
+    named = [given for given in against if given != PROXIES]
+    peers = [peer_of(given) for given in named]
+    for given in named:
+        check_answers(given)
+    return peers
+
+
+@contextmanager
+def _printed(results: list[RunResult], failures: list[str], bound: object | None, output: Output) -> Iterator[None]:
+    """Print results and failures behind the block; where Ctrl-C ends it, those that there are."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if results or failures:
+            _print_all(results, failures, bound, output)
+        raise
+    _print_all(results, failures, bound, output)
 
 
 def _print_all(results: list[RunResult], failures: list[str], bound: object | None, output: Output) -> None:
