@@ -108,10 +108,12 @@ def main() -> int:
                     print(f"no {name}: {reason}", file=sys.stderr)
                 except Exception as error:
                     failures.append(f"{name}: {words_of(error)}")
-    except KeyboardInterrupt:
+    except BaseException as ended:
         if results or failures:
             _print_all(results, failures, plan.bound if rate is None else None, options)
-        return INTERRUPTED
+        if isinstance(ended, KeyboardInterrupt):
+            return INTERRUPTED
+        raise
     _print_all(results, failures, plan.bound if rate is None else None, options)
     if options.plot is not None and results:
         plot(results, options.plot)

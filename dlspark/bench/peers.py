@@ -16,7 +16,7 @@ from metadata.foundation.errors import CallerError, NotAppliedError
 SYNCED: Final = "kafka-synced"
 CONNECT_S: Final = 5.0
 _MODULES: Final = {"kafka": "confluent_kafka", "pulsar": "pulsar"}
-_PORTS: Final = {"kafka": 9092, "pulsar": 6650}
+_PORTS: Final = {"kafka": 9092, "pulsar": 6650, "pulsar+ssl": 6651, "http": 8080, "https": 8443}
 _USAGE: Final = "Give kafka=HOST:PORT, kafka-synced=HOST:PORT, or pulsar=pulsar://HOST:PORT"
 
 
@@ -44,12 +44,15 @@ def check_answers(given: str) -> None:
     """Raise NotAppliedError if no server of a peer, named as for `peer_of`, takes a connection: its client would try
     for minutes."""
     name, _, address = given.partition("=")
-    port = _PORTS[name.partition("-")[0]]
+    kind = name.partition("-")[0]
     reason = ""
-    for one in address.rpartition("//")[2].partition("/")[0].split(","):
+    scheme = ""
+    for one in address.split(","):
         try:
-            place = urlsplit(f"//{one.strip()}")
-            socket.create_connection((place.hostname or "", place.port or port), CONNECT_S).close()
+            place = urlsplit(one.strip() if "//" in one else f"//{one.strip()}")
+            scheme = place.scheme or scheme  # Pulsar's is said once, before the first
+            port = place.port or _PORTS.get(scheme, _PORTS[kind])
+            socket.create_connection((place.hostname or "", port), CONNECT_S).close()
         except (OSError, ValueError) as error:
             reason = reason or f"{one.strip()}: {error}"
         else:

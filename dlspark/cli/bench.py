@@ -104,10 +104,10 @@ def _peers(against: Sequence[str]) -> list[System]:
 
 @contextmanager
 def _printed(results: list[RunResult], failures: list[str], bound: object | None, output: Output) -> Iterator[None]:
-    """Print results and failures behind the block; where Ctrl-C ends it, those that there are."""
+    """Print results and failures behind the block; where Ctrl-C or an error ends it, those that there are."""
     try:
         yield
-    except KeyboardInterrupt:
+    except BaseException:
         if results or failures:
             _print_all(results, failures, bound, output)
         raise

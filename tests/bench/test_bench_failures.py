@@ -7,8 +7,8 @@ import json
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,11 +101,31 @@ def test_what_was_measured_before_ctrl_c_is_printed(systems: list[Any], monkeypa
             assert done.stdout == ""
 
 
+def test_what_was_measured_is_printed_though_the_sandbox_cannot_be_taken_down(
+    systems: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def stays(*given: object, proxies: bool) -> Iterator[list[Any]]:
+        yield systems[:2]
+        raise NotAppliedError("it cannot be taken down")
+
+    monkeypatch.setattr(bench, "_ours", stays)
+    done = CliRunner().invoke(app, ["bench", "-w", "1-log-100B", "--output", "json"])
+    assert done.exit_code == 1
+    assert [one["system"] for one in json.loads(done.stdout)["results"]] == ["first"]
+    assert f"dlspark: absent, {FAILED}\n" in done.stderr
+    assert "it cannot be taken down" in done.stderr
+
+
 def test_a_peer_that_takes_no_connection_is_refused_before_anything_is_started() -> None:
     with socket.create_server(("127.0.0.1", 0)) as there:
         port = there.getsockname()[1]
         check_answers(f"kafka=127.0.0.1:1,127.0.0.1:{port}")
         check_answers(f"pulsar-x=pulsar://127.0.0.1:{port}")
+        check_answers(f"pulsar=pulsar+ssl://127.0.0.1:1,127.0.0.1:{port}")
+        for answering_first in (True, False):
+            both = [f"PLAINTEXT://127.0.0.1:{one}" for one in sorted((port, 1), reverse=answering_first)]
+            check_answers(f"kafka={','.join(both)}")
     for given in (f"kafka=127.0.0.1:{port}", f"pulsar-x=pulsar://127.0.0.1:{port}", "kafka=127.0.0.1:nine"):
         with pytest.raises(NotAppliedError, match=r"does not answer .*; nothing was started") as caught:
             check_answers(given)

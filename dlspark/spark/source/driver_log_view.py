@@ -19,6 +19,7 @@ from dlspark.core.cold.reading.locations import ColdLocation
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.writing.transitions import lssn_without_segments
+from dlspark.spark.errors import RecreatedDataLossError
 from dlspark.spark.source.offsets import LogIdentity
 from dlspark.spark.source.planning import SegmentSpan
 from dlspark.spark.source.segment_records import SegmentRecords
@@ -46,13 +47,15 @@ _MAX_SIZES = 4096
 class DriverLogView:
     """The driver's view of one log; only one call at a time."""
 
-    def __init__(self, namespace: AsyncNamespace, log: AsyncLog, cluster: str) -> None:
+    def __init__(self, namespace: AsyncNamespace, log: AsyncLog) -> None:
         self.name = log.name
-        self._cluster = cluster
         self.probes = log.probes
         """What searches have read."""
         self._namespace = namespace
         self._log = log
+        self._sessions: tuple[int, int] | None = None
+        """The sessions in which the cluster's id was read: as long as they last it is the same cluster."""
+        self._cluster = ""
         self._segments: list[SegmentMetadata] = []
         self._records = SegmentRecords(log)
         self._locations: dict[int, LedgerLocation] = {}
@@ -67,8 +70,7 @@ class DriverLogView:
     @classmethod
     async def open(cls, namespace: AsyncNamespace, name: str) -> DriverLogView:
         """Open a view of the log. Raises LogNotFoundError if it does not exist."""
-        cluster = quote(await namespace.ledgers.bookies.instance_id() or "", safe="")
-        view = cls(namespace, await namespace.open_log(name), cluster)
+        view = cls(namespace, await namespace.open_log(name))
         try:
             await view._refresh()
         except BaseException:
@@ -184,6 +186,8 @@ class DriverLogView:
         if identity is None:
             return False
         here = identity.same_cluster(self._cluster)
+        if not here and not any(segment.from_files for segment in self._segments):
+            return True
         return any(
             segment.lssn == identity.lssn
             and not (segment.was_ledger(identity.ledger_id) and (here or segment.from_files))
@@ -352,7 +356,11 @@ class DriverLogView:
             return
         self._changed.clear()  # before the list is read: a change meanwhile sets it again and is not overlooked
         try:
-            self._segments = await self._namespace.logs_store.segments(self.name, self._on_change)
+            sessions = None
+            while sessions != self._sessions_now():
+                sessions = self._sessions_now()
+                await self._know_cluster(sessions)
+                self._segments = await self._namespace.logs_store.segments(self.name, self._on_change)
             if not self._segments:
                 self._max_lssn = (await self._namespace.logs_store.open(self.name)).max_lssn.value
                 first = self._namespace.binding.first_lssn or self._namespace.settings.first_lssn
@@ -364,6 +372,25 @@ class DriverLogView:
         await self._records.keep(live)
         ledgers = {segment.ledger_id for segment in self._segments}
         self._locations = {ledger: found for ledger, found in self._locations.items() if ledger in ledgers}
+
+    def _sessions_now(self) -> tuple[int, int]:
+        services = self._namespace.services
+        return services.store.session_id, services.ledger_store.store.session_id
+
+    async def _know_cluster(self, sessions: tuple[int, int]) -> None:
+        """Read the cluster's id in sessions that are new. Raises RecreatedDataLossError where it is another one than
+        before: all that is known of ledgers, here and below, is of the one that is gone (I8)."""
+        if sessions == self._sessions:
+            return
+        cluster = quote(await self._namespace.ledgers.bookies.instance_id() or "", safe="")
+        if self._sessions is not None and cluster != self._cluster:
+            raise RecreatedDataLossError(
+                f"The cluster was made anew while the query ran: it was {self._cluster or 'one without an id'}, and is "
+                f"{cluster or 'one without an id'} now; nothing more was read",
+                advice="Start the query again; failOnDataLoss then decides whether it reads the new log",
+                log=self.name,
+            )
+        self._sessions, self._cluster = sessions, cluster
 
     async def look(self) -> None:
         """Read the segment list again if it changed: what follows, without a wait between, is as of now."""

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 from helpers.spark.memory_world import DriverWorld
+from helpers.waiting import until
 from test_source_driver import read
 
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError, RecreatedDataLossError
 from dlspark.spark.source.offsets import LogIdentity, Offsets
 from dlspark.spark.source.selection import NO_BATCH_LIMITS
-from metadata.store import ANY_VERSION
+from metadata.store import ANY_VERSION, SessionState
+from metadata.zookeeper.memory import MemoryStore
 
 LOG = "flights"
 ID = "/ledgers/INSTANCEID"
@@ -106,3 +109,58 @@ async def test_an_id_that_is_no_uuid_is_kept_as_text_that_can_be_read_back(drive
     end = await read_to_the_end(driver_world)
     assert LogIdentity.parse(str(end.identities[LOG])) == end.identities[LOG]
     assert await (await driver_world.driver(log=LOG)).other_logs(end) == []
+
+
+async def test_a_query_over_whose_head_the_cluster_is_made_anew_ends(
+    driver_world: DriverWorld, new_world: DriverWorld
+) -> None:
+    """ZooKeeper and nodes come back empty at the same addresses, and the session with them is a new one."""
+    driver = await driver_world.driver(log=LOG, failOnDataLoss="false")
+    await driver_world.write(await driver_world.create(LOG), range(12), entry=4)
+    end = await driver.end_of_batch(await driver.resolve(driver.query.start), NO_BATCH_LIMITS, None)
+    await new_world.write(await new_world.create(LOG), range(40), entry=4)
+    store = driver._opened().store
+    assert isinstance(store, MemoryStore)
+    with store._tree.lock:
+        store._tree._end(store._session)
+    new_world.tree._next_session += 1_000  # ZooKeeper's are never used again
+    store._tree = new_world.tree
+    store._renew()
+    view = driver._views[LOG]
+    await until(view._changed.is_set)
+    for _ in range(2):
+        with pytest.raises(RecreatedDataLossError, match="made anew while the query ran") as caught:
+            await driver.end_of_batch(end, NO_BATCH_LIMITS, None)
+        assert "Start the query again" in str(caught.value)
+    again = await new_world.driver(log=LOG, failOnDataLoss="false")
+    assert await read(await again.plan(end, await again.latest())) == list(range(40))
+
+
+async def test_a_session_that_ends_is_no_new_cluster(driver_world: DriverWorld) -> None:
+    end = await read_to_the_end(driver_world)
+    driver = await driver_world.driver(log=LOG)
+    await driver.latest()
+    store = driver._opened().store
+    assert isinstance(store, MemoryStore)
+    session = store.session_id
+    driver_world.tree.expire(session)
+    await until(lambda: store.session_id != session and store.state is SessionState.CONNECTED)
+    await driver_world.write(LOG, range(12, 20))
+    then = await driver.end_of_batch(end, NO_BATCH_LIMITS, None)
+    assert await read(await driver.plan(end, then)) == list(range(12, 20))
+
+
+async def test_the_cluster_decides_too_where_the_segment_that_was_read_is_gone(
+    driver_world: DriverWorld, new_world: DriverWorld
+) -> None:
+    end = await read_to_the_end(driver_world)
+    behind = replace(end, positions={LOG: DLSN(2, 0, 0)})
+    await new_world.create(LOG)
+    for first in (0, 12):
+        await new_world.write(LOG, range(first, first + 12), entry=4)
+    logs = new_world.namespace.logs_store
+    await new_world.namespace.store.delete(logs.paths(LOG).segment((await logs.segments(LOG))[0]))
+    driver = await new_world.driver(log=LOG)
+    assert await driver.other_logs(behind) == [LOG]
+    with pytest.raises(RecreatedDataLossError):
+        await driver.end_of_batch(behind, NO_BATCH_LIMITS, None)
