@@ -10,6 +10,7 @@ import pytest
 from benchmarks.cluster import Cluster
 from benchmarks.openmessaging import SYSTEMS, _options, started
 from dlspark.bench.comparing import Plan, compare, run_interruptibly
+from dlspark.bench.measuring import RunResult
 from dlspark.bench.rate_search import Bound
 from dlspark.bench.workloads import WORKLOADS
 from dlspark.testing.java_process import OutOfReachError
@@ -31,7 +32,9 @@ def test_a_system_delivers_what_it_acknowledged_once(name: str, cluster: Cluster
     plan = Plan([WORKLOADS[2]], 200, 1, 1, Bound())
     try:
         with started(name, cluster, tmp_path / name) as system:
-            (result,) = run_interruptibly(compare([system], plan, lambda one: None, pytest.fail))
+            results: list[RunResult] = []
+            run_interruptibly(compare([system], plan, results, lambda one: None, pytest.fail))
+            (result,) = results
     except OutOfReachError as reason:
         pytest.skip(str(reason))
     assert (result.system, result.workload) == (name, "16-logs-100B")
