@@ -12,7 +12,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -110,7 +110,8 @@ def main() -> int:
                     failures.append(f"{name}: {words_of(error)}")
     except BaseException as ended:
         if results or failures:
-            _print_all(results, failures, plan.bound if rate is None else None, options)
+            with suppress(OSError):  # what has ended it comes before an output that takes nothing
+                _print_all(results, failures, plan.bound if rate is None else None, options)
         if isinstance(ended, KeyboardInterrupt):
             return INTERRUPTED
         raise
@@ -121,9 +122,9 @@ def main() -> int:
 
 
 def _print_all(results: list[RunResult], failures: list[str], bound: Bound | None, options: argparse.Namespace) -> None:
-    print_results(results, bound, Output.JSON if options.json else Output.TEXT)
     for failure in failures:
         print(failure, file=sys.stderr)
+    print_results(results, bound, Output.JSON if options.json else Output.TEXT)
 
 
 def _tell(result: RunResult) -> None:

@@ -49,8 +49,9 @@ def check_answers(given: str) -> None:
     scheme = ""
     for one in address.split(","):
         try:
-            place = urlsplit(one.strip() if "//" in one else f"//{one.strip()}")
-            scheme = place.scheme or scheme  # Pulsar's is said once, before the first
+            said, _, host = one.strip().rpartition("://")
+            scheme = said or scheme  # Pulsar's is said once, before the first
+            place = urlsplit(f"//{host}")
             port = place.port or _PORTS.get(scheme, _PORTS[kind])
             socket.create_connection((place.hostname or "", port), CONNECT_S).close()
         except (OSError, ValueError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,15 +109,16 @@ def _printed(results: list[RunResult], failures: list[str], bound: object | None
         yield
     except BaseException:
         if results or failures:
-            _print_all(results, failures, bound, output)
+            with suppress(OSError):  # what has ended it comes before an output that takes nothing
+                _print_all(results, failures, bound, output)
         raise
     _print_all(results, failures, bound, output)
 
 
 def _print_all(results: list[RunResult], failures: list[str], bound: object | None, output: Output) -> None:
-    print_results(results, bound, output)
     for failure in failures:
         typer.echo(f"dlspark: {failure}", err=True)
+    print_results(results, bound, output)
 
 
 def _exit_by(results: list[RunResult], failures: list[str]) -> None:

@@ -56,7 +56,10 @@ class DeletedDataLossError(DataLossError):
 
 
 class RecreatedDataLossError(DataLossError):
-    """The log was deleted and created again, or its whole cluster was: the query's position is one of the old log."""
+    """The log was deleted and created again, or its whole cluster was: the query's position is one of the old log.
+
+    Raised in any case, with failOnDataLoss=false as well, where the cluster is made anew while a query runs.
+    """
 
 
 class UnreachableEndDataLossError(DataLossError):

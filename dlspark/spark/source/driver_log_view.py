@@ -53,9 +53,10 @@ class DriverLogView:
         """What searches have read."""
         self._namespace = namespace
         self._log = log
-        self._sessions: tuple[int, int] | None = None
-        """The sessions in which the cluster's id was read: as long as they last it is the same cluster."""
         self._cluster = ""
+        """The id of the cluster; "" where it is not known."""
+        self._sessions: tuple[int, int] | None = None
+        """The sessions in which the list was read; the one with the ledgers has no watch of ours."""
         self._segments: list[SegmentMetadata] = []
         self._records = SegmentRecords(log)
         self._locations: dict[int, LedgerLocation] = {}
@@ -351,16 +352,12 @@ class DriverLogView:
     # ------------------------------------------------------------------ segments
 
     async def _refresh(self) -> None:
-        """Read the segment list again if it changed since."""
-        if not self._changed.is_set():
+        """Read the segment list again if it changed since, or a session is a new one."""
+        if not self._changed.is_set() and self._sessions == self._sessions_now():
             return
         self._changed.clear()  # before the list is read: a change meanwhile sets it again and is not overlooked
         try:
-            sessions = None
-            while sessions != self._sessions_now():
-                sessions = self._sessions_now()
-                await self._know_cluster(sessions)
-                self._segments = await self._namespace.logs_store.segments(self.name, self._on_change)
+            self._segments = await self._list()
             if not self._segments:
                 self._max_lssn = (await self._namespace.logs_store.open(self.name)).max_lssn.value
                 first = self._namespace.binding.first_lssn or self._namespace.settings.first_lssn
@@ -377,20 +374,28 @@ class DriverLogView:
         services = self._namespace.services
         return services.store.session_id, services.ledger_store.store.session_id
 
-    async def _know_cluster(self, sessions: tuple[int, int]) -> None:
-        """Read the cluster's id in sessions that are new. Raises RecreatedDataLossError where it is another one than
-        before: all that is known of ledgers, here and below, is of the one that is gone (I8)."""
-        if sessions == self._sessions:
-            return
+    async def _list(self) -> list[SegmentMetadata]:
+        """Return the segments as they are now, in the cluster that it was before."""
+        while True:
+            sessions = self._sessions_now()
+            await self._know_cluster()
+            segments = await self._namespace.logs_store.segments(self.name, self._on_change)
+            if sessions == self._sessions_now():
+                self._sessions = sessions
+                return segments
+
+    async def _know_cluster(self) -> None:
+        """Read the cluster's id. Raises RecreatedDataLossError where it is another one than before: all that is known
+        of ledgers, here and below, is of the one that is gone (I8)."""
         cluster = quote(await self._namespace.ledgers.bookies.instance_id() or "", safe="")
-        if self._sessions is not None and cluster != self._cluster:
+        if self._cluster and cluster and cluster != self._cluster:
             raise RecreatedDataLossError(
-                f"The cluster was made anew while the query ran: it was {self._cluster or 'one without an id'}, and is "
-                f"{cluster or 'one without an id'} now; nothing more was read",
+                f"The cluster was made anew while the query ran: it was {self._cluster}, and is {cluster} now; nothing "
+                "more was read",
                 advice="Start the query again; failOnDataLoss then decides whether it reads the new log",
                 log=self.name,
             )
-        self._sessions, self._cluster = sessions, cluster
+        self._cluster = cluster or self._cluster
 
     async def look(self) -> None:
         """Read the segment list again if it changed: what follows, without a wait between, is as of now."""

@@ -17,6 +17,7 @@ from helpers.waiting import until
 from test_source_driver import read
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.errors import OffsetError, RecreatedDataLossError
 from dlspark.spark.source.offsets import LogIdentity, Offsets
 from dlspark.spark.source.selection import NO_BATCH_LIMITS
@@ -111,6 +112,15 @@ async def test_an_id_that_is_no_uuid_is_kept_as_text_that_can_be_read_back(drive
     assert await (await driver_world.driver(log=LOG)).other_logs(end) == []
 
 
+def come_back_as(store: MemoryStore, world: DriverWorld) -> None:
+    """End a store's session; the one that follows is with the ZooKeeper of another world."""
+    with store._tree.lock:
+        store._tree._end(store._session)
+    world.tree._next_session += 1_000  # ZooKeeper's are never used again
+    store._tree = world.tree
+    store._renew()
+
+
 async def test_a_query_over_whose_head_the_cluster_is_made_anew_ends(
     driver_world: DriverWorld, new_world: DriverWorld
 ) -> None:
@@ -121,11 +131,7 @@ async def test_a_query_over_whose_head_the_cluster_is_made_anew_ends(
     await new_world.write(await new_world.create(LOG), range(40), entry=4)
     store = driver._opened().store
     assert isinstance(store, MemoryStore)
-    with store._tree.lock:
-        store._tree._end(store._session)
-    new_world.tree._next_session += 1_000  # ZooKeeper's are never used again
-    store._tree = new_world.tree
-    store._renew()
+    come_back_as(store, new_world)
     view = driver._views[LOG]
     await until(view._changed.is_set)
     for _ in range(2):
@@ -134,6 +140,57 @@ async def test_a_query_over_whose_head_the_cluster_is_made_anew_ends(
         assert "Start the query again" in str(caught.value)
     again = await new_world.driver(log=LOG, failOnDataLoss="false")
     assert await read(await again.plan(end, await again.latest())) == list(range(40))
+
+
+async def test_it_ends_where_only_the_ledgers_are_made_anew_in_a_zookeeper_of_their_own(
+    driver_world: DriverWorld, new_world: DriverWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No watch is on that one: the rows of another log in the new ledger would be read."""
+    logs, ledgers = MemoryStore(driver_world.tree), MemoryStore(driver_world.tree)
+
+    async def connect(uri: str) -> AsyncNamespace:
+        return await AsyncNamespace.over(logs, uri, ledger_store=ledgers, own=(logs, ledgers))
+
+    monkeypatch.setattr(driver_world, "connect", connect)
+    await driver_world.write(await driver_world.create(LOG), range(12), entry=4)
+    driver = await driver_world.driver(log=LOG)
+    end = await driver.end_of_batch(await driver.resolve(driver.query.start), NO_BATCH_LIMITS, None)
+    session = ledgers.session_id
+    come_back_as(ledgers, new_world)
+    await until(lambda: ledgers.session_id != session)
+    with pytest.raises(RecreatedDataLossError, match="made anew while the query ran"):
+        await driver.end_of_batch(end, NO_BATCH_LIMITS, None)
+
+
+async def test_it_ends_where_the_cluster_is_formatted_within_the_session(driver_world: DriverWorld) -> None:
+    """`bookkeeper shell metaformat`: ZooKeeper lives on, and ledgers are counted from 0 again."""
+    driver = await driver_world.driver(log=LOG)
+    await driver_world.write(await driver_world.create(LOG), range(12), entry=4)
+    end = await driver.end_of_batch(await driver.resolve(driver.query.start), NO_BATCH_LIMITS, None)
+    await driver_world.namespace.delete_log(LOG)
+    await driver_world.namespace.store.put(ID, b"another", ANY_VERSION)
+    await driver_world.write(await driver_world.create(LOG), range(100, 140), entry=4)
+    with pytest.raises(RecreatedDataLossError, match="made anew while the query ran"):
+        await driver.end_of_batch(end, NO_BATCH_LIMITS, None)
+
+
+@pytest.mark.parametrize("change", ["gone", "new"])
+async def test_an_id_that_goes_or_comes_is_no_new_cluster(driver_world: DriverWorld, change: str) -> None:
+    store = driver_world.namespace.store
+    known, _ = await store.get(ID)
+    if change == "new":
+        await store.delete(ID)
+    end = await read_to_the_end(driver_world)
+    driver = await driver_world.driver(log=LOG)
+    await driver.latest()
+    if change == "new":
+        await store.create(ID, known)
+    else:
+        await store.delete(ID)
+    await driver_world.write(LOG, range(12, 20))
+    then = await driver.end_of_batch(end, NO_BATCH_LIMITS, None)
+    assert await read(await driver.plan(end, then)) == list(range(12, 20))
+    assert then.identities[LOG].cluster == known.decode()
 
 
 async def test_a_session_that_ends_is_no_new_cluster(driver_world: DriverWorld) -> None:
