@@ -107,7 +107,9 @@ def _printed(results: list[RunResult], failures: list[str], bound: object | None
     """Print results and failures behind the block; where Ctrl-C or an error ends it, those that there are."""
     try:
         yield
-    except BaseException:
+    except BaseException as ended:
+        if isinstance(ended, KeyboardInterrupt):
+            typer.echo(f"dlspark: interrupted with {len(results)} results; what was under way has none", err=True)
         if results or failures:
             with suppress(OSError):  # what has ended it comes before an output that takes nothing
                 _print_all(results, failures, bound, output)
@@ -157,10 +159,13 @@ def _tell(result: RunResult) -> None:
 def _ours(uri: str | None, conf: Path | None, values: list[str] | None, *, proxies: bool) -> Iterator[list[System]]:
     """Yield our systems: of the namespace that is named, or of a sandbox, which has ended when the block is left."""
     from dlspark.bench.our_systems import OurLogs, ThroughProxies
+    from dlspark.core.settings.settings import Settings
+    from dlspark.core.sync.namespace import Namespace
 
     settings = settings_of(conf, values)
     if uri is not None:
         typer.echo(f"measuring {uri}", err=True)
+        Namespace.open(uri, settings).close()  # what cannot be reached is said once, and not for each workload
         yield [OurLogs(uri, settings), *([ThroughProxies(uri)] if proxies else [])]
         return
     typer.echo(f"measuring a temporary sandbox of {NODES} nodes (--uri measures a namespace)", err=True)
@@ -175,5 +180,7 @@ def _ours(uri: str | None, conf: Path | None, values: list[str] | None, *, proxi
         systems: list[System] = [OurLogs(sandbox.uri, settings, nodes)]
         if proxies:
             between = tuple(pid for index in (0, READER) if (pid := sandbox.proxies.pid(index)) is not None)
-            systems.append(ThroughProxies(sandbox.uri, (*nodes, *between)))
+            systems.append(
+                ThroughProxies(sandbox.uri, (*nodes, *between), about=OurLogs(sandbox.uri, Settings()).about)
+            )
         yield systems

@@ -106,27 +106,31 @@ class CompiledCore(Protocol):
         ...
 
 
-def _load() -> tuple[CompiledCore | None, str, bool]:
-    """Return the core, or None; a sentence that says which and why; and whether one is there that does not fit."""
+_BUILD: Final = f"make speed builds one that fits; {NO_SPEED}=1 says it is not wanted"
+
+
+def _load() -> tuple[CompiledCore | None, str, str]:
+    """Return the core, or None; a sentence that says which and why; and what to do where that was not meant."""
     wanted = os.environ.get(NO_SPEED, "").strip()
     if wanted.lower() not in _NO:
-        understood = wanted.lower() in _YES
-        doubt = "" if understood else ", which is neither 1 nor 0"
-        return None, f"pure Python: {NO_SPEED}={wanted} is set{doubt}", not understood
+        said = f"pure Python: {NO_SPEED}={wanted} is set"
+        if wanted.lower() in _YES:
+            return None, said, ""
+        return None, f"{said}, which is no word for yes or no", "Set it to 1 (yes, true, on) or 0 (no, false, off)"
     try:
         import dlspark_speed
     except ModuleNotFoundError:
-        return None, "pure Python: dlspark-speed is not installed", False
+        return None, "pure Python: dlspark-speed is not installed", ""
     except ImportError as error:
-        return None, f"pure Python: dlspark-speed cannot be loaded ({error})", True
+        return None, f"pure Python: dlspark-speed cannot be loaded ({error})", _BUILD
     found, version = getattr(dlspark_speed, "INTERFACE", None), getattr(dlspark_speed, "__version__", "of no version")
     if found != INTERFACE:
-        return None, f"pure Python: dlspark-speed {version} has interface {found}, and this dlspark {INTERFACE}", True
+        return None, f"pure Python: dlspark-speed {version} has interface {found}, and this dlspark {INTERFACE}", _BUILD
     missing = [name for name in vars(CompiledCore) if name[0] != "_" and not hasattr(dlspark_speed, name)]
     if missing:
-        return None, f"pure Python: dlspark-speed {version} has no {', '.join(missing)}: build it anew", True
-    return dlspark_speed, f"the compiled core: dlspark-speed {version}, interface {found}", False
+        return None, f"pure Python: dlspark-speed {version} has no {', '.join(missing)}: build it anew", _BUILD
+    return dlspark_speed, f"the compiled core: dlspark-speed {version}, interface {found}", ""
 
 
-core, said, unfit = _load()
-"""The core in use, None for pure Python; one sentence that says so and why; whether an installed one cannot be used."""
+core, said, todo = _load()
+"""The core in use, None for pure Python; one sentence that says so and why; what to do where that was not meant."""

@@ -67,6 +67,7 @@ from metadata.store import (
 )
 from metadata.zookeeper.access import NO_IDENTITY, Access, AclEntry
 from metadata.zookeeper.edge import BoundedConnection, LoopHandler, WhoAmI, tells_no_secret
+from metadata.zookeeper.outages import OutageNotice
 from metadata.zookeeper.session import RequestObservers, SessionHub, call_safely
 from metadata.zookeeper.tls_socket import ClientTls
 
@@ -168,6 +169,8 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
             self._handler.post(self._hear_of_tls, trouble, refused)
 
         BoundedConnection.install(self._client, self._handler, connect_timeout_ms / 1000, heard)
+        direct = [one for one in self._client.hosts if not self._handler.goes_by_proxy(one[0])]
+        self._hub.on_session(OutageNotice(direct, tls, lambda: self._client.last_zxid).hear)
         self._client.add_listener(self._on_kazoo_state)
 
     @classmethod

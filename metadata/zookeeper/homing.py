@@ -152,11 +152,17 @@ class HomeProbe:
 def serves(answer: str, zxid: int) -> bool:
     """Return whether a server that gives this answer to `srvr` would take a session that has seen `zxid`, and its
     writes: a server without a leader may serve reads ("read-only")."""
+    said = said_zxid(answer)
+    return said is not None and said >= zxid
+
+
+def said_zxid(answer: str) -> int | None:
+    """Return the last change that a server has, by its answer to `srvr`; None where it does not serve writes, too."""
     said = dict(line.partition(": ")[::2] for line in answer.splitlines())
     try:
-        return said["Mode"] in SERVING_MODES and int(said["Zxid"], 16) >= zxid
+        return int(said["Zxid"], 16) if said["Mode"] in SERVING_MODES else None
     except (KeyError, ValueError):
-        return False
+        return None
 
 
 def four_letters(

@@ -116,7 +116,10 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
         program.kill()
         program.wait()
     assert program.returncode == 130
-    assert errors == "measuring a temporary sandbox of 3 nodes (--uri measures a namespace)\n"
+    assert errors == (
+        "measuring a temporary sandbox of 3 nodes (--uri measures a namespace)\n"
+        "dlspark: interrupted with 0 results; what was under way has none\n"
+    )
     assert psutil.wait_procs(started, timeout=10)[1] == []
     assert not list(tmp_path.glob("dlspark-load-*"))
 

@@ -115,7 +115,7 @@ class BatchEnds:
             if view is None:
                 self._data_loss.deleted(log, position, "it is left out")
             elif identity is not None and view.differs(identity):
-                self._data_loss.recreated(log, position, identity, "it is left out")
+                self._data_loss.recreated(view, position, identity, "it is left out")
             elif await view.beyond_end(position):
                 ends[log] = await view.latest()
                 what = f"the log ends at {ends[log]}, before the end that was fixed when the query began"

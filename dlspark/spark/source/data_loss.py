@@ -28,7 +28,8 @@ class DataLossPolicy:
         if self._fail:
             raise kind(
                 f"Records from this position on are gone: {what}; nothing was read",
-                advice="Set failOnDataLoss to false to go on with what is there, or start a query at another position",
+                advice="Set failOnDataLoss to false to go on with what is there, or start a query with a new checkpoint "
+                "location at another position",
                 log=log,
                 dlsn=position,
             )
@@ -42,15 +43,11 @@ class DataLossPolicy:
         """Raise or warn that the log with this position does not exist any more."""
         self.lost(DeletedDataLossError, log, position, "the log does not exist any more", mend)
 
-    def recreated(self, log: str, position: DLSN, identity: LogIdentity, mend: str) -> None:
+    def recreated(self, view: DriverLogView, position: DLSN, identity: LogIdentity, mend: str) -> None:
         """Raise or warn that the log of this name is another one than `identity` says, created later."""
-        self.lost(
-            RecreatedDataLossError,
-            log,
-            position,
-            f"the log was deleted and created again, or its whole cluster was ({identity.words})",
-            mend,
-        )
+        cluster = "" if identity.same_cluster(view.cluster) else f", with its whole cluster: this is {view.cluster}"
+        what = f"the log was deleted and created again{cluster} ({identity.words})"
+        self.lost(RecreatedDataLossError, view.name, position, what, mend)
 
     async def begin(self, view: DriverLogView, position: DLSN | None, identity: LogIdentity | None) -> DLSN:
         """Return where reading a log really begins: at the position, or, where that is lost, at the first record still
@@ -64,7 +61,7 @@ class DataLossPolicy:
         mend = f"the query goes on at {earliest}"
         # The identity first: a log that was made again may have grown past the position, and then nothing else shows.
         if identity is not None and view.differs(identity):
-            self.recreated(view.name, position, identity, mend)
+            self.recreated(view, position, identity, mend)
             return earliest
         if position < earliest and view.lost_before(position):
             self.lost(TruncatedDataLossError, view.name, position, f"the log now begins at {earliest}", mend)

@@ -354,7 +354,7 @@ class SourceDriver:
             end = await view.latest(acknowledged=True)
             seen = snapshot.logs[view.name] = SeenLog(view.earliest(), end, view.identity(end))
         elif seen.identity is not None and view.differs(seen.identity):
-            self._data_loss.recreated(view.name, seen.end, seen.identity, "nothing of it is read")
+            self._data_loss.recreated(view, seen.end, seen.identity, "nothing of it is read")
             return SeenLog(view.earliest(), view.earliest(), None)
         return seen
 

@@ -53,8 +53,8 @@ class DriverLogView:
         """What searches have read."""
         self._namespace = namespace
         self._log = log
-        self._cluster = ""
-        """The id of the cluster; "" where it is not known."""
+        self.cluster = ""
+        """The id of the cluster, as in `LogIdentity`; "" where it is not known."""
         self._sessions: tuple[int, int] | None = None
         """The sessions in which the list was read; the one with the ledgers has no watch of ours."""
         self._segments: list[SegmentMetadata] = []
@@ -179,14 +179,14 @@ class DriverLogView:
             here = segment.lssn == position.lssn and (position[1:] > (0, 0) or segment.last_entry >= 0)
             known = segment.lssn >= 1 and segment.first_ledger != UNKNOWN_LEDGER
             if known and (here or segment.lssn < position.lssn):
-                return LogIdentity(segment.lssn, segment.first_ledger, self._cluster)
+                return LogIdentity(segment.lssn, segment.first_ledger, self.cluster)
         return None
 
     def differs(self, identity: LogIdentity | None) -> bool:
         """Return whether this is certainly not the log that the identity was made of."""
         if identity is None:
             return False
-        here = identity.same_cluster(self._cluster)
+        here = identity.same_cluster(self.cluster)
         if not here and not any(segment.from_files for segment in self._segments):
             return True
         return any(
@@ -388,14 +388,14 @@ class DriverLogView:
         """Read the cluster's id. Raises RecreatedDataLossError where it is another one than before: all that is known
         of ledgers, here and below, is of the one that is gone (I8)."""
         cluster = quote(await self._namespace.ledgers.bookies.instance_id() or "", safe="")
-        if self._cluster and cluster and cluster != self._cluster:
+        if self.cluster and cluster and cluster != self.cluster:
             raise RecreatedDataLossError(
-                f"The cluster was made anew while the query ran: it was {self._cluster}, and is {cluster} now; nothing "
+                f"The cluster was made anew while the query ran: it was {self.cluster}, and is {cluster} now; nothing "
                 "more was read",
                 advice="Start the query again; failOnDataLoss then decides whether it reads the new log",
                 log=self.name,
             )
-        self._cluster = cluster or self._cluster
+        self.cluster = cluster or self.cluster
 
     async def look(self) -> None:
         """Read the segment list again if it changed: what follows, without a wait between, is as of now."""

@@ -103,7 +103,7 @@ class LogSpans:
         # The end is checked as well as the begin: the log may have been replaced between two batches, and the new one
         # may have grown past the old position.
         if identity is not None and view.differs(identity):
-            self._data_loss.recreated(view.name, until, identity, "nothing of it is read")
+            self._data_loss.recreated(view, until, identity, "nothing of it is read")
             return begin, begin
         if await view.beyond_end(until):
             what = f"the log ends at {await view.latest()}"

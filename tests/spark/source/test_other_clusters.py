@@ -62,9 +62,10 @@ async def test_the_log_of_a_new_cluster_is_another_one_whatever_its_ledgers_numb
     new_world: DriverWorld, old: Offsets
 ) -> None:
     driver = await new_world.driver(log=LOG)
-    with pytest.raises(RecreatedDataLossError, match="its whole cluster") as caught:
+    with pytest.raises(RecreatedDataLossError, match="with its whole cluster: this is") as caught:
         await driver.end_of_batch(old, NO_BATCH_LIMITS, None)
-    assert old.identities[LOG].cluster in str(caught.value)
+    here = (await driver.latest()).identities[LOG].cluster
+    assert f"this is {here} (segment 1 was ledger 0 of cluster {old.identities[LOG].cluster})" in str(caught.value)
     with pytest.raises(RecreatedDataLossError):
         await driver.plan(old, await driver.latest())
     assert await driver.other_logs(old) == [LOG]
@@ -79,7 +80,7 @@ async def test_it_is_read_from_its_first_record_where_loss_is_allowed(
     driver = await new_world.driver(log=LOG, failOnDataLoss="false")
     end = await driver.end_of_batch(old, NO_BATCH_LIMITS, None)
     assert await read(await driver.plan(old, end)) == list(range(40))
-    assert "its whole cluster" in caplog.text
+    assert "with its whole cluster" in caplog.text
     assert await (await new_world.driver(log=LOG)).other_logs(end) == []
 
 
