@@ -28,8 +28,8 @@ class DataLossPolicy:
         if self._fail:
             raise kind(
                 f"Records from this position on are gone: {what}; nothing was read",
-                advice="Set failOnDataLoss to false to go on with what is there, or start a query with a new checkpoint "
-                "location at another position",
+                advice="Set failOnDataLoss to false to go on with what is there, or start a query at another position, "
+                "with a new checkpoint location",
                 log=log,
                 dlsn=position,
             )
