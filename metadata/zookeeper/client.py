@@ -169,8 +169,8 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
             self._handler.post(self._hear_of_tls, trouble, refused)
 
         BoundedConnection.install(self._client, self._handler, connect_timeout_ms / 1000, heard)
-        direct = [one for one in self._client.hosts if not self._handler.goes_by_proxy(one[0])]
-        self._hub.on_session(OutageNotice(direct, tls, lambda: self._client.last_zxid).hear)
+        asked = [one for one in self._client.hosts if not self._handler.goes_by_proxy(one[0])]
+        self._hub.on_session(OutageNotice(self._servers, asked, tls, lambda: self._client.last_zxid).hear)
         self._client.add_listener(self._on_kazoo_state)
 
     @classmethod

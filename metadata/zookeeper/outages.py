@@ -29,13 +29,17 @@ class OutageNotice:
     """The notice of one session, on its loop.
 
     Args:
-        servers: names and ports.
+        servers: all of them, as they were given.
+        asked: names and ports of those that may be asked; not those that are reached by way of a proxy.
         tls: by which they are asked.
         seen: returns the last change that the session has seen (zxid).
     """
 
-    def __init__(self, servers: Sequence[tuple[str, int]], tls: ClientTls | None, seen: Callable[[], int]) -> None:
+    def __init__(
+        self, servers: str, asked: Sequence[tuple[str, int]], tls: ClientTls | None, seen: Callable[[], int]
+    ) -> None:
         self._servers = servers
+        self._asked = asked
         self._tls = tls
         self._seen = seen
         self._began = False
@@ -58,7 +62,6 @@ class OutageNotice:
     async def _tell(self) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        where = ", ".join(f"{host}:{port}" for host, port in self._servers)
         wait_s = OUTAGE_S
         while True:
             await asyncio.sleep(wait_s)
@@ -66,7 +69,7 @@ class OutageNotice:
             _LOG.warning(
                 "no connection with ZooKeeper (%s) for %.0f s: changes are not heard of, and none can be made, until "
                 "there is one; it is tried again all the time%s",
-                where,
+                self._servers,
                 loop.time() - began,
                 reason,
             )
@@ -75,7 +78,7 @@ class OutageNotice:
 
     async def _reason(self) -> str:
         """Return what a server says that refuses the session for what it has seen; "" where none says so."""
-        for host, port in self._servers:
+        for host, port in self._asked:
             with suppress(OSError, asyncio.TimeoutError):
                 zxid, seen = said_zxid(await asyncio.wait_for(self._srvr(host, port), ASK_S)), self._seen()
                 if zxid is not None and zxid < seen:

@@ -45,11 +45,11 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_an_outage_is_said_and_that_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    notice = OutageNotice([("127.0.0.1", 1)], None, lambda: 7)
+    notice = OutageNotice("zk:1,zk:2", [("127.0.0.1", 1)], None, lambda: 7)
     for state in (CONNECTED, SUSPENDED, EXPIRED):
         notice.hear(state)
     await until(lambda: notice._told)
-    assert "no connection with ZooKeeper (127.0.0.1:1)" in caplog.text
+    assert "no connection with ZooKeeper (zk:1,zk:2)" in caplog.text
     assert "seen more" not in caplog.text
     notice.hear(CONNECTED)
     assert caplog.messages[-1] == "connected with ZooKeeper again"
@@ -60,7 +60,7 @@ async def test_a_short_one_one_before_the_first_connection_and_one_that_is_close
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for states in ((SUSPENDED,), (CONNECTED, SUSPENDED, CONNECTED), (CONNECTED, SUSPENDED, CLOSED)):
-        notice = OutageNotice([("127.0.0.1", 1)], None, lambda: 7)
+        notice = OutageNotice("zk:1,zk:2", [("127.0.0.1", 1)], None, lambda: 7)
         for state in states:
             notice.hear(state)
         assert notice._telling is None
@@ -76,7 +76,7 @@ async def test_a_server_that_has_less_than_the_session_has_seen_is_named(
     zxid: int, mode: str, refused: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with answering(f"Zookeeper version: 3.9\nZxid: 0x{zxid:x}\nMode: {mode}\nNode count: 5\n") as port:
-        notice = OutageNotice([("127.0.0.1", 1), ("127.0.0.1", port)], None, lambda: 0x20)
+        notice = OutageNotice("zk:1", [("127.0.0.1", 1), ("127.0.0.1", port)], None, lambda: 0x20)
         notice.hear(CONNECTED)
         notice.hear(SUSPENDED)
         await until(lambda: notice._told)
@@ -88,7 +88,7 @@ async def test_a_server_that_has_less_than_the_session_has_seen_is_named(
 @pytest.mark.parametrize("answer", ["", "This is not in the whitelist\n", "Zxid: nothing\nMode: leader\n"])
 async def test_what_a_server_does_not_say_is_not_made_up(answer: str, caplog: pytest.LogCaptureFixture) -> None:
     async with answering(answer) as port:
-        notice = OutageNotice([("127.0.0.1", port)], None, lambda: 0x20)
+        notice = OutageNotice("zk:1", [("127.0.0.1", port)], None, lambda: 0x20)
         notice.hear(CONNECTED)
         notice.hear(SUSPENDED)
         await until(lambda: notice._told)
