@@ -12,7 +12,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -33,7 +33,7 @@ from dlspark.bench.pulsar_system import PulsarTopics
 from dlspark.bench.rate_search import Bound
 from dlspark.bench.systems import System
 from dlspark.bench.workloads import WORKLOADS, workload_named
-from dlspark.cli.bench import print_results
+from dlspark.cli.bench import printed
 from dlspark.cli.common import Output
 from dlspark.core.settings.settings import Settings
 from dlspark.sandbox.beginning import LEDGERS_PATH
@@ -98,8 +98,11 @@ def main() -> int:
     plan = Plan(options.workloads, rate, options.seconds, options.warm_up, Bound())
     results: list[RunResult] = []
     failures: list[str] = []
+    at_the_end = printed(
+        results, failures, plan.bound if rate is None else None, Output.JSON if options.json else Output.TEXT
+    )
     try:
-        with sigterm_as_ctrl_c(), left_whole(_cluster(options)) as (cluster, directory):
+        with at_the_end, sigterm_as_ctrl_c(), left_whole(_cluster(options)) as (cluster, directory):
             for name in options.system or SYSTEMS:
                 try:
                     with left_whole(started(name, cluster, directory / name)) as system:
@@ -108,23 +111,11 @@ def main() -> int:
                     print(f"no {name}: {reason}", file=sys.stderr)
                 except Exception as error:
                     failures.append(f"{name}: {words_of(error)}")
-    except BaseException as ended:
-        if results or failures:
-            with suppress(OSError):  # what has ended it comes before an output that takes nothing
-                _print_all(results, failures, plan.bound if rate is None else None, options)
-        if isinstance(ended, KeyboardInterrupt):
-            return INTERRUPTED
-        raise
-    _print_all(results, failures, plan.bound if rate is None else None, options)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     if options.plot is not None and results:
         plot(results, options.plot)
     return 1 if failures or any(map(is_wrong, results)) else 0
-
-
-def _print_all(results: list[RunResult], failures: list[str], bound: Bound | None, options: argparse.Namespace) -> None:
-    for failure in failures:
-        print(failure, file=sys.stderr)
-    print_results(results, bound, Output.JSON if options.json else Output.TEXT)
 
 
 def _tell(result: RunResult) -> None:

@@ -83,8 +83,8 @@ def bench(
     ours = _ours(uri, conf, values, proxies=PROXIES in (against or ()))
     results: list[RunResult] = []
     failures: list[str] = []
-    printed = _printed(results, failures, plan.bound if maximum else None, output)
-    with printed, sigterm_as_ctrl_c(), left_whole(ours) as systems:
+    at_the_end = printed(results, failures, plan.bound if maximum else None, output)
+    with at_the_end, sigterm_as_ctrl_c(), left_whole(ours) as systems:
         run_interruptibly(compare([*systems, *peers], plan, results, _tell, failures.append))
     if plot is not None and results:
         draw(results, plot)
@@ -103,7 +103,7 @@ def _peers(against: Sequence[str]) -> list[System]:
 
 
 @contextmanager
-def _printed(results: list[RunResult], failures: list[str], bound: object | None, output: Output) -> Iterator[None]:
+def printed(results: list[RunResult], failures: list[str], bound: object | None, output: Output) -> Iterator[None]:
     """Print results and failures behind the block; where Ctrl-C or an error ends it, those that there are."""
     try:
         yield
@@ -120,7 +120,7 @@ def _printed(results: list[RunResult], failures: list[str], bound: object | None
 def _print_all(results: list[RunResult], failures: list[str], bound: object | None, output: Output) -> None:
     for failure in failures:
         typer.echo(f"dlspark: {failure}", err=True)
-    print_results(results, bound, output)
+    _print_results(results, bound, output)
 
 
 def _exit_by(results: list[RunResult], failures: list[str]) -> None:
@@ -133,7 +133,7 @@ def _exit_by(results: list[RunResult], failures: list[str]) -> None:
         raise typer.Exit(1)
 
 
-def print_results(results: list[RunResult], bound: object | None, output: Output) -> None:
+def _print_results(results: list[RunResult], bound: object | None, output: Output) -> None:
     """Print all results, if any, as a table with its notes, or all as one JSON object. `bound`: of a search for the
     highest rate.
     """

@@ -10,6 +10,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from metadata.foundation.settings import FLAG
+
 if TYPE_CHECKING:
     from typing import TypeAlias
 
@@ -28,8 +30,6 @@ INTERFACE: Final = 2
 """What this dlspark was written for; the core has the same number in speed/src/lib.rs. One of another is not used."""
 NO_SPEED: Final = "DLSPARK_NO_SPEED"
 """Environment variable; with 1 (yes, true, on) the core is not used though it is installed."""
-_YES: Final = frozenset(("1", "yes", "true", "on"))
-_NO: Final = frozenset(("", "0", "no", "false", "off"))
 
 
 class CompiledCore(Protocol):
@@ -111,11 +111,12 @@ _BUILD: Final = f"make speed builds one that fits; {NO_SPEED}=1 says it is not w
 
 def _load() -> tuple[CompiledCore | None, str, str]:
     """Return the core, or None; a sentence that says which and why; and what to do where that was not meant."""
-    wanted = os.environ.get(NO_SPEED, "").strip()
-    if wanted.lower() not in _NO:
-        said = f"pure Python: {NO_SPEED}={wanted} is set"
-        if wanted.lower() in _YES:
+    unwanted = os.environ.get(NO_SPEED, "").strip()
+    said = f"pure Python: {NO_SPEED}={unwanted} is set"
+    try:
+        if unwanted and FLAG.read(unwanted):
             return None, said, ""
+    except ValueError:
         return None, f"{said}, which is no word for yes or no", "Set it to 1 (yes, true, on) or 0 (no, false, off)"
     try:
         import dlspark_speed
