@@ -11,16 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from metadata.store import SessionState
-from metadata.zookeeper.homing import four_letters, said_zxid
+from metadata.zookeeper.homing import ASK_S, said_zxid
 from metadata.zookeeper.tls_socket import ClientTls
 
 _LOG: Final = logging.getLogger(__name__)
 OUTAGE_S: Final = 15.0
 """How long a connection may be away before it is said: longer than a server takes to start again."""
 SAID_EVERY_S: Final = 300.0
+_ANSWER_BYTES: Final = 4096
 
 
 class OutageNotice:
@@ -77,12 +79,23 @@ class OutageNotice:
     async def _reason(self) -> str:
         """Return what a server says that refuses the session for what it has seen; "" where none says so."""
         for host, port in self._asked:
-            zxid = said_zxid(await asyncio.to_thread(four_letters, host, port, "srvr", tls=self._tls))
-            seen = self._seen()
-            if zxid is not None and zxid < seen:
-                return (
-                    f". {host}:{port} serves, and refuses this session, which has seen more than it has (0x{seen:x}; "
-                    f"0x{zxid:x}): were its data lost, or an older copy brought back? If it is meant to be another one "
-                    "now, start this program again"
-                )
+            with suppress(OSError, asyncio.TimeoutError):
+                zxid, seen = said_zxid(await asyncio.wait_for(self._srvr(host, port), ASK_S)), self._seen()
+                if zxid is not None and zxid < seen:
+                    return (
+                        f". {host}:{port} serves, and refuses this session, which has seen more than it has "
+                        f"(0x{seen:x}; 0x{zxid:x}): were its data lost, or an older copy brought back? If it is meant "
+                        "to be another one now, start this program again"
+                    )
         return ""
+
+    async def _srvr(self, host: str, port: int) -> str:
+        context = None if self._tls is None else self._tls.client_context()
+        reader, writer = await asyncio.open_connection(
+            host, port, ssl=context, server_hostname=None if context is None else host
+        )
+        try:
+            writer.write(b"srvr")
+            return (await reader.read(_ANSWER_BYTES)).decode("utf-8", "replace")
+        finally:
+            writer.close()
